@@ -1,0 +1,39 @@
+"""rankgrad: train directly for ranking metrics. Exact ranks forward, a useful gradient backward."""
+
+from rankgrad import metrics
+from rankgrad.losses import (
+    AveragePrecisionLoss,
+    ClassRankingLoss,
+    RecallLoss,
+    average_precision_loss,
+    mean_average_precision_loss,
+    ndcg_loss,
+    pooled_average_precision_loss,
+    recall_loss,
+    spearman_loss,
+)
+from rankgrad.memory import EmbeddingMemory, ScoreMemory
+from rankgrad.pairs import Pairs, retrieval_pairs
+from rankgrad.ranking import blackbox, rank, rank_loss
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AveragePrecisionLoss",
+    "ClassRankingLoss",
+    "EmbeddingMemory",
+    "Pairs",
+    "RecallLoss",
+    "ScoreMemory",
+    "average_precision_loss",
+    "blackbox",
+    "mean_average_precision_loss",
+    "metrics",
+    "ndcg_loss",
+    "pooled_average_precision_loss",
+    "rank",
+    "rank_loss",
+    "recall_loss",
+    "retrieval_pairs",
+    "spearman_loss",
+]

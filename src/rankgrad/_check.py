@@ -1,0 +1,128 @@
+"""Argument checks. One message style: the argument's name, what was expected, what was received."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REDUCTIONS = ("mean", "sum", "none")
+TIES = ("ordinal", "min", "max", "average")
+
+
+def _received(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+    return f"{value!r} ({type(value).__name__})"
+
+
+def fail(name: str, expected: str, value: object) -> ValueError:
+    """The ValueError for an argument with a bad value, for the caller to raise."""
+    return ValueError(f"{name}: expected {expected}, received {_received(value)}")
+
+
+def tensor(name: str, value: object) -> Tensor:
+    """Require a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a tensor, received {_received(value)}")
+    return value
+
+
+def floating(name: str, value: object, *, ndim: int | None = None) -> Tensor:
+    """Require a floating-point tensor of at least one dimension (or of exactly ``ndim``)."""
+    value = tensor(name, value)
+    if not value.is_floating_point():
+        raise TypeError(f"{name}: expected a floating-point tensor, received {_received(value)}")
+    if ndim is not None and value.ndim != ndim:
+        raise fail(name, f"{ndim} dimensions", value)
+    if value.ndim == 0:
+        raise fail(name, "at least one dimension (the candidates)", value)
+    return value
+
+
+def same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Require two tensors on one device."""
+    if value.device != other.device:
+        raise ValueError(
+            f"{name}: expected on the device of {other_name} ({other.device}), received on {value.device}"
+        )
+
+
+def relevance(value: object, scores: Tensor, *, graded: bool = False) -> Tensor:
+    """Require relevance that fits the scores: bool or 0/1 numbers (any numbers >= 0 if ``graded``).
+
+    That the numbers are 0 or 1 is checked where the values are read, inside the op.
+    """
+    value = tensor("relevance", value)
+    if value.is_complex():
+        raise TypeError(f"relevance: expected bool, integer or float, received {_received(value)}")
+    if value.shape != scores.shape:
+        kind = "graded relevance" if graded else "relevance"
+        raise fail("relevance", f"{kind} of the shape of scores {list(scores.shape)}", value)
+    same_device("relevance", value, "scores", scores)
+    return value
+
+
+def mask(value: object, scores: Tensor) -> Tensor | None:
+    """Require a bool mask that broadcasts to the scores; returns it in their shape."""
+    if value is None:
+        return None
+    value = tensor("mask", value)
+    if value.dtype != torch.bool:
+        raise TypeError(f"mask: expected a bool tensor (False = no such item), received {_received(value)}")
+    same_device("mask", value, "scores", scores)
+    try:
+        return value.expand(scores.shape)
+    except RuntimeError:
+        expected = f"a shape that broadcasts to the shape of scores {list(scores.shape)}"
+        raise fail("mask", expected, value) from None
+
+
+def labels(name: str, value: object, embeddings_name: str, embeddings: Tensor) -> Tensor:
+    """Require one integer label per embedding."""
+    value = tensor(name, value)
+    if value.is_floating_point() or value.is_complex():
+        raise TypeError(f"{name}: expected integer labels, received {_received(value)}")
+    if value.shape != embeddings.shape[:1]:
+        raise fail(name, f"one label per row of {embeddings_name}, shape {list(embeddings.shape[:1])}", value)
+    same_device(name, value, embeddings_name, embeddings)
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected a number, received {_received(value)}")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """Require a finite number > 0."""
+    number = _number(name, value)
+    if not (math.isfinite(number) and number > 0):
+        raise fail(name, "a finite number > 0", value)
+    return number
+
+
+def non_negative(name: str, value: Any) -> float:
+    """Require a finite number >= 0."""
+    number = _number(name, value)
+    if not (math.isfinite(number) and number >= 0):
+        raise fail(name, "a finite number >= 0", value)
+    return number
+
+
+def count(name: str, value: Any, *, at_least: int) -> int:
+    """Require an integer >= ``at_least``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer, received {_received(value)}")
+    if value < at_least:
+        raise fail(name, f"an integer >= {at_least}", value)
+    return value
+
+
+def one_of(name: str, value: object, choices: Sequence[str]) -> str:
+    """Require one of a few strings."""
+    if not isinstance(value, str) or value not in choices:
+        raise fail(name, "one of " + ", ".join(map(repr, choices)), value)
+    return value

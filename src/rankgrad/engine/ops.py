@@ -1,0 +1,376 @@
+"""The engines as ``torch.library`` ops: opaque to torch.compile, with fake kernels, vmap and autograd.
+
+Lists come as ``[calls, lists, n]``: one call is one evaluation of a loss with its own number L of lists
+that count. A plain call has ``calls = 1``; vmap makes each of its elements a call.
+
+Scores are checked for NaN in here, so that the check holds under torch.compile and vmap as well.
+"""
+
+# No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankgrad.engine import forms
+from rankgrad.engine.dispatch import engine_for
+from rankgrad.engine.precision import compute_dtype, count_dtype, rank_dtype
+from rankgrad.engine.ranker import exact_ranks
+
+# ---------------------------------------------------------------------------- reading the arguments
+
+
+def _exists(scores: Tensor, mask: Tensor | None) -> Tensor:
+    return torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+
+
+def _has_nan(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Which lists have a NaN among their existing items; ``[..., lists]``."""
+    nan = scores.isnan()
+    return (nan if mask is None else nan & mask).any(-1)
+
+
+def _check_scores(scores: Tensor, mask: Tensor | None, check_finite: bool) -> None:
+    """On the CPU always, elsewhere (where it waits for the device) if asked to."""
+    if (scores.device.type == "cpu" or check_finite) and bool(_has_nan(scores, mask).any()):
+        raise ValueError("scores: expected no NaN, received some (mask items that do not exist)")
+
+
+def _relevant(relevance: Tensor, mask: Tensor | None, check_finite: bool) -> Tensor:
+    """Relevant items that exist, as bool."""
+    if relevance.dtype != torch.bool:
+        relevant = relevance != 0
+        if (relevance.device.type == "cpu" or check_finite) and bool((relevant & (relevance != 1)).any()):
+            raise ValueError("relevance: expected only 0 and 1 (or bool), received other values")
+        relevance = relevant
+    return relevance if mask is None else relevance & mask
+
+
+def _poisoned(values: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Per-list values with NaN where a list's scores have one: the error that needs no host sync."""
+    if scores.device.type == "cpu":  # has raised already
+        return values
+    return values.masked_fill(_has_nan(scores, mask), torch.nan)
+
+
+# ------------------------------------------------------------------------------------- vmap, shared
+
+
+def _fold(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
+    """Merge the batch dimension of vmap into the first dimension of every tensor argument."""
+    folded = []
+    for arg, dim in zip(args, in_dims, strict=True):
+        if isinstance(arg, Tensor):
+            batched = arg.unsqueeze(0).expand(info.batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
+            arg = batched.reshape(-1, *batched.shape[2:])
+        folded.append(arg)
+    return folded
+
+
+def _unfold(info: Any, out: Tensor) -> Tensor:
+    return out.reshape(info.batch_size, -1, *out.shape[1:])
+
+
+def _vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Callable[..., Any]:
+    """A vmap rule that makes each element of the batch its own call.
+
+    ``whole`` are the positions of tensor arguments that belong to all calls and cannot be batched.
+    """
+
+    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+        for at in whole:
+            if in_dims[at] is not None:
+                raise ValueError("weight: expected the same weights for every element of torch.vmap")
+        kept = {at: args[at] for at in whole}
+        folded = _fold(info, in_dims, [None if at in kept else arg for at, arg in enumerate(args)])
+        out = op(*[kept.get(at, arg) for at, arg in enumerate(folded)])
+        if isinstance(out, Tensor):
+            return _unfold(info, out), 0
+        return tuple(_unfold(info, one) for one in out), (0,) * len(out)
+
+    return rule
+
+
+# ------------------------------------------------------------------------------------- whole ranks
+
+
+@torch.library.custom_op("rankgrad::ranks", mutates_args=())
+def ranks(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
+    """Exact ranks of ``[lists, n]`` scores, not differentiable. On a GPU a list with a NaN ranks NaN."""
+    _check_scores(scores, mask, check_finite=False)
+    out = exact_ranks(scores, mask, ties)
+    if scores.device.type != "cpu":
+        out.masked_fill_(_has_nan(scores, mask).unsqueeze(-1), torch.nan)
+    return out
+
+
+@ranks.register_fake
+def _(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
+    return scores.new_empty(scores.shape, dtype=rank_dtype(scores))
+
+
+ranks.register_vmap(_vmap_over_calls(ranks))
+
+
+@torch.library.custom_op("rankgrad::rank", mutates_args=())
+def rank(scores: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
+    """Exact ranks of ``[lists, n]`` scores, differentiable by Algorithm 1."""
+    out: Tensor = ranks(scores, mask, ties)
+    return out
+
+
+@rank.register_fake
+def _(scores: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
+    return scores.new_empty(scores.shape, dtype=rank_dtype(scores))
+
+
+@torch.library.custom_op("rankgrad::rank_backward", mutates_args=())
+def rank_backward(
+    grad: Tensor, scores: Tensor, rank: Tensor, mask: Tensor | None, lam: float, ties: str
+) -> Tensor:
+    """Algorithm 1: rank again at ``scores + lam n grad``. A non-finite gradient stays non-finite."""
+    dtype = compute_dtype(scores.dtype)
+    exists = _exists(scores, mask)
+    lam_eff = lam * exists.sum(-1, keepdim=True).clamp(min=1).double()
+    grad = grad.masked_fill(~exists, 0)
+    moved = exact_ranks(scores.to(dtype) + (lam_eff * grad.double()).to(dtype), mask, ties)
+    out = ((moved - rank).masked_fill_(~exists, 0) / lam_eff.to(moved.dtype)).to(scores.dtype)
+    return out.masked_fill_(~grad.isfinite().all(-1, keepdim=True), torch.nan)
+
+
+@rank_backward.register_fake
+def _(grad: Tensor, scores: Tensor, rank: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _rank_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    scores, mask, ctx.lam, ctx.ties = inputs
+    ctx.save_for_backward(scores, output, mask)
+
+
+def _rank_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    scores, output, mask = ctx.saved_tensors
+    return rank_backward(grad, scores, output, mask, ctx.lam, ctx.ties), None, None, None
+
+
+rank.register_autograd(_rank_backward, setup_context=_rank_setup)
+rank.register_vmap(_vmap_over_calls(rank))
+rank_backward.register_vmap(_vmap_over_calls(rank_backward))
+
+# ------------------------------------------------------------------ ranks of the relevant items
+
+
+@torch.library.custom_op("rankgrad::relevant_ranks", mutates_args=())
+def relevant_ranks(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, check_finite: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Step one of an engine.
+
+    Returns ``above`` and ``position`` (``[calls, lists, slots]``, see :mod:`rankgrad.engine.reference`),
+    ``count`` (relevant items, ``[calls, lists]``; NaN-free ints) and ``poison`` (float64, 0 or NaN, to
+    be added to each list's result).
+    """
+    _check_scores(scores, mask, check_finite)
+    relevant = _relevant(relevance, mask, check_finite)
+    above, position, count = engine_for(scores).relevant_ranks(scores, relevant, _exists(scores, mask), margin)
+    poison = _poisoned(torch.zeros_like(count, dtype=torch.float64), scores, mask)
+    return above, position, count, poison
+
+
+@relevant_ranks.register_fake
+def _(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, check_finite: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    slots = scores.new_empty(scores.shape, dtype=torch.int64)
+    per_list = scores.new_empty(scores.shape[:-1], dtype=torch.int64)
+    return slots, torch.empty_like(slots), per_list, per_list.double()
+
+
+relevant_ranks.register_vmap(_vmap_over_calls(relevant_ranks))
+
+
+@torch.library.custom_op("rankgrad::rank_changes", mutates_args=())
+def rank_changes(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
+) -> Tensor:
+    """Step two of an engine: how far every item's rank moves; integers, ``[calls, lists, n]``."""
+    relevant = _relevant(relevance, mask, check_finite=False)
+    exists = _exists(scores, mask)
+    return engine_for(scores).rank_changes(scores, relevant, exists, margin, position, steps)  # type: ignore[no-any-return]
+
+
+@rank_changes.register_fake
+def _(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
+) -> Tensor:
+    return scores.new_empty(scores.shape, dtype=count_dtype(scores.shape[-1]))
+
+
+rank_changes.register_vmap(_vmap_over_calls(rank_changes))
+
+# --------------------------------------------------------------------- the named losses in one op
+
+
+@torch.library.custom_op("rankgrad::list_losses", mutates_args=())
+def list_losses(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None,
+    weights: Tensor | None,
+    form: str,
+    lam: float,
+    margin: float,
+    with_changes: bool,
+    check_finite: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss of every list, and how far Algorithm 1 moves every item's rank.
+
+    Returns:
+        ``losses`` (float64 ``[calls, lists]``), ``changes`` (integers ``[calls, lists, n]``, or
+        ``[calls, lists, 0]`` without ``with_changes``), ``items`` (existing items of each list) and
+        ``lists`` (how many lists count, ``[calls]``).
+    """
+    _check_scores(scores, mask, check_finite)
+    relevant, exists = _relevant(relevance, mask, check_finite), _exists(scores, mask)
+    engine = engine_for(scores)
+    above, position, count = engine.relevant_ranks(scores, relevant, exists, margin)
+    values, slopes = forms.item_terms(form, weights, above)
+    losses = _poisoned(forms.list_losses(values, count), scores, mask)
+    items, lists = exists.sum(-1), (count > 0).sum(-1)
+    if not with_changes:
+        return losses, losses.new_empty(*losses.shape, 0, dtype=count_dtype(scores.shape[-1])), items, lists
+    steps = forms.score_steps(slopes, count, items, lists, lam, compute_dtype(scores.dtype))
+    return losses, engine.rank_changes(scores, relevant, exists, margin, position, steps), items, lists
+
+
+@list_losses.register_fake
+def _(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None,
+    weights: Tensor | None,
+    form: str,
+    lam: float,
+    margin: float,
+    with_changes: bool,
+    check_finite: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    calls, lists, n = scores.shape
+    return (
+        scores.new_empty(calls, lists, dtype=torch.float64),
+        scores.new_empty(calls, lists, n if with_changes else 0, dtype=count_dtype(n)),
+        scores.new_empty(calls, lists, dtype=torch.int64),
+        scores.new_empty(calls, dtype=torch.int64),
+    )
+
+
+list_losses.register_vmap(_vmap_over_calls(list_losses, whole=[3]))
+
+# -------------------------------------------------------- one number, and the gradient it stands for
+
+
+@torch.library.custom_op("rankgrad::reduce_lists", mutates_args=())
+def reduce_lists(
+    scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
+) -> Tensor:
+    """Reduce list losses; backward, send every score its rank change times ``upstream / (lam n)``.
+
+    The gradient is Algorithm 1's for the mean at an upstream gradient of one, times whatever arrives:
+    linear, so loss scales and weights leave lambda alone. ``changes`` are rank changes of that mean.
+    """
+    if reduction == "mean":
+        losses = losses.sum(-1) / lists.clamp(min=1)
+    elif reduction == "sum":
+        losses = losses.sum(-1)
+    return losses.to(compute_dtype(scores.dtype), copy=True)
+
+
+@reduce_lists.register_fake
+def _(
+    scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
+) -> Tensor:
+    shape = losses.shape if reduction == "none" else lists.shape
+    return scores.new_empty(shape, dtype=compute_dtype(scores.dtype))
+
+
+@torch.library.custom_op("rankgrad::reduce_lists_backward", mutates_args=())
+def reduce_lists_backward(
+    upstream: Tensor,
+    losses: Tensor,
+    changes: Tensor,
+    items: Tensor,
+    lists: Tensor,
+    lam: float,
+    reduction: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The gradient with respect to the scores, rounded once to their dtype."""
+    factor = upstream.double()
+    if reduction != "mean":
+        factor = factor * (lists if reduction == "sum" else lists.unsqueeze(-1))
+    if reduction != "none":
+        factor = factor.unsqueeze(-1)
+    # A list whose loss is NaN must not send a harmless-looking gradient: 0 * NaN is NaN.
+    factor = factor / (lam * items.clamp(min=1).double()) + 0 * losses
+    out = torch.empty_like(changes, dtype=dtype)
+    return torch.mul(changes, factor.to(compute_dtype(dtype)).unsqueeze(-1), out=out)
+
+
+@reduce_lists_backward.register_fake
+def _(
+    upstream: Tensor,
+    losses: Tensor,
+    changes: Tensor,
+    items: Tensor,
+    lists: Tensor,
+    lam: float,
+    reduction: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return torch.empty_like(changes, dtype=dtype)
+
+
+def _reduce_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    scores, losses, changes, items, lists, ctx.lam, ctx.reduction = inputs
+    ctx.save_for_backward(losses, changes, items, lists)
+    ctx.dtype = scores.dtype
+    if changes.shape != scores.shape:
+        raise AssertionError("rank changes were not computed for scores that need a gradient")
+
+
+def _reduce_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    losses, changes, items, lists = ctx.saved_tensors
+    grad_scores = grad_losses = None
+    if ctx.needs_input_grad[0]:
+        grad_scores = reduce_lists_backward(
+            upstream, losses, changes, items, lists, ctx.lam, ctx.reduction, ctx.dtype
+        )
+    if ctx.needs_input_grad[1]:  # the losses may hang on parameters of their own (rank_loss)
+        share = upstream.double()
+        if ctx.reduction != "none":
+            share = share.unsqueeze(-1).expand(losses.shape)
+        if ctx.reduction == "mean":
+            share = share / lists.clamp(min=1).unsqueeze(-1)
+        grad_losses = share.to(losses.dtype)
+    return grad_scores, grad_losses, None, None, None, None, None
+
+
+reduce_lists.register_autograd(_reduce_backward, setup_context=_reduce_setup)
+reduce_lists.register_vmap(_vmap_over_calls(reduce_lists))
+reduce_lists_backward.register_vmap(_vmap_over_calls(reduce_lists_backward))
+
+
+# ------------------------------------------------------------------------------------ a question
+
+
+def gradient_wanted(scores: Tensor) -> bool:
+    """Whether anybody may ask for the gradient of these scores.
+
+    Inside a transform of torch.func ``requires_grad`` says False whatever the caller will do.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    if scores.requires_grad or torch.compiler.is_compiling():
+        return scores.requires_grad
+    return torch._C._are_functorch_transforms_active()

@@ -1,0 +1,20 @@
+"""In which dtype what is computed."""
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp16, bf16 and fp32 scores are ranked as fp32 values (the upcast is exact), fp64 as fp64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def count_dtype(n: int) -> torch.dtype:
+    """The smallest dtype that holds any rank change of a list of ``n`` items."""
+    return torch.int32 if n < 2**31 else torch.int64
+
+
+def rank_dtype(scores: Tensor) -> torch.dtype:
+    """float32 while it holds every rank and half rank exactly, float64 beyond."""
+    wide = scores.dtype == torch.float64 or scores.shape[-1] > 2**23
+    return torch.float64 if wide else torch.float32

@@ -1,0 +1,85 @@
+"""The one road from score lists to a loss; the named losses are its forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rankgrad import _check
+from rankgrad.engine import forms, ops
+from rankgrad.engine.precision import compute_dtype
+
+
+def loss_of_lists(
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    form: str | Tensor | Callable[[Tensor], Tensor],
+    lam: float,
+    margin: float,
+    mask: Tensor | None,
+    reduction: str,
+    check_finite: bool,
+) -> Tensor:
+    """Validate, compute the loss of ``[..., n]`` lists and bind its gradient.
+
+    Args:
+        form: A name from :data:`rankgrad.engine.forms.FORMS`, the weights of a recall loss, or a callable W
+            on counts.
+    """
+    scores = _check.floating("scores", scores)
+    relevance = _check.relevance(relevance, scores)
+    lam = _check.positive("lam", lam)
+    margin = _check.non_negative("margin", margin)
+    mask = _check.mask(mask, scores)
+    _check.one_of("reduction", reduction, _check.REDUCTIONS)
+
+    shape = (1, math.prod(scores.shape[:-1]), scores.shape[-1])
+    rows, relevant = scores.reshape(shape), relevance.reshape(shape)
+    exists = None if mask is None else mask.reshape(shape)
+    with_changes = ops.gradient_wanted(scores)
+    if isinstance(form, str | Tensor):
+        name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
+        losses, changes, items, lists = ops.list_losses(
+            rows.detach(), relevant, exists, weights, name, lam, margin, with_changes, check_finite
+        )
+    else:
+        losses, changes, items, lists = _with_callable(
+            rows.detach(), relevant, exists, form, lam, margin, with_changes, check_finite
+        )
+    loss: Tensor = ops.reduce_lists(rows, losses, changes, items, lists, lam, reduction)
+    return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
+
+
+def _with_callable(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None,
+    weight: Callable[[Tensor], Tensor],
+    lam: float,
+    margin: float,
+    with_changes: bool,
+    check_finite: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What ``ops.list_losses`` does, with a given W between the engine's two steps."""
+    above, position, count, poison = ops.relevant_ranks(scores, relevance, mask, margin, check_finite)
+
+    def values_of(counts: Tensor) -> Tensor:
+        values = weight(counts)
+        if not isinstance(values, Tensor) or values.shape != counts.shape:
+            raise _check.fail("weight", f"to return a tensor of the counts' shape {list(counts.shape)}", values)
+        return values.double()
+
+    lists = (count > 0).sum(-1)
+    items = torch.full_like(count, scores.shape[-1]) if mask is None else mask.sum(-1)
+    if not with_changes:
+        losses = forms.list_losses(values_of(above.double()), count)
+        return losses + poison, above[..., :0], items, lists
+    values, slope = torch.func.vjp(values_of, above.double())  # type: ignore[misc]
+    (slopes,) = slope(torch.ones_like(values))
+    steps = forms.score_steps(slopes.detach(), count, items, lists, lam, compute_dtype(scores.dtype))
+    changes = ops.rank_changes(scores, relevance, mask, margin, position, steps)
+    return forms.list_losses(values, count) + poison, changes, items, lists

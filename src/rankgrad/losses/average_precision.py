@@ -1,0 +1,150 @@
+"""Average precision losses: of lists, per class (mAP) and pooled over classes (paper, section 4.6)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rankgrad import _check
+from rankgrad.losses._lists import loss_of_lists
+from rankgrad.losses.embedding import EmbeddingLoss
+
+
+def average_precision_loss(
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    lam: float,
+    margin: float = 0.0,
+    log: bool = False,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    check_finite: bool = False,
+) -> Tensor:
+    r"""One minus average precision.
+
+    With :math:`r_i` the rank of the relevant item i in its list and :math:`r^+_i` its rank among the
+    relevant items, one list has the loss :math:`1 - \frac1p \sum_i r^+_i / r_i`.
+
+    Args:
+        scores: ``[..., n]``, higher is better.
+        relevance: The same shape; bool, or 0 and 1.
+        lam: Interpolation strength in the paper's units, finite and > 0.
+        margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking.
+        log: Average :math:`-\log(r^+_i / r_i)` instead: the same optimum, but it still has a slope where
+            ranks are bad, so it starts from random scores in long lists.
+        mask: bool, broadcast to ``scores``; False = the item does not exist.
+        reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
+        check_finite: As in :func:`recall_loss`.
+
+    Returns:
+        A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant).
+
+    Example:
+        >>> scores = torch.tensor([0.9, 0.8, 0.3, 0.1], requires_grad=True)
+        >>> relevance = torch.tensor([False, True, False, True])
+        >>> loss = rankgrad.average_precision_loss(scores, relevance, lam=1.0)
+        >>> loss  # precisions 1/2 and 2/4
+        tensor(0.5000, grad_fn=...)
+        >>> loss.backward()
+        >>> scores.grad
+        tensor([ 0.2500, -0.2500,  0.2500, -0.2500])
+    """
+    return loss_of_lists(
+        scores,
+        relevance,
+        form="log_ap" if log else "ap",
+        lam=lam,
+        margin=margin,
+        mask=mask,
+        reduction=reduction,
+        check_finite=check_finite,
+    )
+
+
+def mean_average_precision_loss(
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    lam: float,
+    margin: float = 0.0,
+    log: bool = False,
+    mask: Tensor | None = None,
+    check_finite: bool = False,
+) -> Tensor:
+    """One minus mAP: the average precision loss of each class over all items, averaged over classes.
+
+    Args:
+        scores: ``[items, classes]``; here a list is a *column*.
+        relevance: The same shape; bool, or 0 and 1. Classes without a relevant item do not count.
+        lam, margin, log, check_finite: As in :func:`average_precision_loss`.
+        mask: bool, broadcast to ``scores``.
+
+    Returns:
+        A scalar.
+    """
+    scores, relevance, mask = check_classes(scores, relevance, mask)
+    return average_precision_loss(
+        scores.T,
+        relevance.T,
+        lam=lam,
+        margin=margin,
+        log=log,
+        mask=None if mask is None else mask.T,
+        check_finite=check_finite,
+    )
+
+
+def pooled_average_precision_loss(
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    lam: float,
+    margin: float = 0.0,
+    log: bool = False,
+    mask: Tensor | None = None,
+    check_finite: bool = False,
+) -> Tensor:
+    """One minus the AP of a single list of all (item, class) pairs; the paper's AP_C.
+
+    Takes what :func:`mean_average_precision_loss` takes. Scores of different classes compete here.
+    """
+    scores, relevance, mask = check_classes(scores, relevance, mask)
+    return average_precision_loss(
+        scores.flatten(),
+        relevance.flatten(),
+        lam=lam,
+        margin=margin,
+        log=log,
+        mask=None if mask is None else mask.flatten(),
+        check_finite=check_finite,
+    )
+
+
+def check_classes(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Require ``[items, classes]`` scores with relevance and mask that fit."""
+    scores = _check.floating("scores", scores, ndim=2)
+    return scores, _check.relevance(relevance, scores), _check.mask(mask, scores)
+
+
+class AveragePrecisionLoss(EmbeddingLoss):
+    """Average precision loss on a batch of embeddings; see :func:`average_precision_loss`.
+
+    Every embedding is a query against all others (itself excluded) and the memory. Any class sizes.
+
+    Args:
+        lam: Interpolation strength, > 0.
+        margin: Score margin, in cosine similarity.
+        log: Average -log(precision) instead of 1 - precision.
+        memory: How many past batches serve as extra candidates.
+    """
+
+    def __init__(self, lam: float = 0.2, margin: float = 0.05, log: bool = False, memory: int = 0) -> None:
+        super().__init__(lam, margin, memory)
+        self.log = bool(log)
+
+    def list_loss(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
+        """Mean average precision loss of the lists."""
+        return average_precision_loss(scores, relevance, lam=self.lam, margin=self.margin, log=self.log, mask=mask)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, log={self.log}"

@@ -1,0 +1,106 @@
+"""The detection loss of the paper: mAP and pooled AP of class scores, with score memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad import _check
+from rankgrad.losses._lists import loss_of_lists
+from rankgrad.losses.average_precision import check_classes
+from rankgrad.memory import ScoreMemory
+
+FORMS = ("ap", "log_ap", "log", "loglog")
+
+
+class ClassRankingLoss(nn.Module):
+    """Ranking loss for class scores: multi-label classifiers and the class branch of detectors.
+
+    ``(map_weight * mAP loss + pooled_weight * pooled AP loss) / (map_weight + pooled_weight)``, each with
+    the given ``lam``. The defaults are the paper's. The last ``memory`` batches take part in both as
+    candidates without gradient.
+
+    Args:
+        lam: Interpolation strength, > 0.
+        margin: Score margin.
+        memory: How many past batches serve as extra candidates.
+        map_weight: Weight of the mean over per-class lists.
+        pooled_weight: Weight of the one list of all (item, class) pairs.
+        form: What a list's loss is: ``"ap"`` (the paper's), ``"log_ap"`` (starts from bad ranks, see
+            :func:`average_precision_loss`), or the recall weights ``"log"`` and ``"loglog"``.
+
+    Example:
+        >>> loss = rankgrad.ClassRankingLoss()
+        >>> logits = torch.randn(32, 5, requires_grad=True)
+        >>> loss(logits, torch.rand(32, 5) < 0.1).backward()
+    """
+
+    def __init__(
+        self,
+        lam: float = 0.5,
+        margin: float = 0.15,
+        memory: int = 7,
+        map_weight: float = 2,
+        pooled_weight: float = 1,
+        form: str = "ap",
+    ) -> None:
+        super().__init__()
+        self.lam = _check.positive("lam", lam)
+        self.margin = _check.non_negative("margin", margin)
+        self.map_weight = _check.non_negative("map_weight", map_weight)
+        self.pooled_weight = _check.non_negative("pooled_weight", pooled_weight)
+        if self.map_weight + self.pooled_weight == 0:
+            raise ValueError("map_weight, pooled_weight: expected at least one > 0, received 0 and 0")
+        self.form = _check.one_of("form", form, FORMS)
+        self.memory = ScoreMemory(_check.count("memory", memory, at_least=0))
+
+    def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The weighted loss of a batch.
+
+        Args:
+            scores: ``[items, classes]``, any real numbers (logits); higher is better.
+            relevance: The same shape; bool, or 0 and 1. An item may be relevant to several classes, or
+                to none (background).
+            mask: bool, broadcast to ``scores``; False = this (item, class) pair is left out. Pairs left out
+                do not enter the memory either.
+        """
+        scores, relevance, mask = check_classes(scores, relevance, mask)
+        current, current_relevance, exists = scores, relevance, mask
+        if self.memory.rows:
+            old, old_relevance, old_mask = self.memory.candidates()
+            now = mask if mask is not None else torch.ones_like(scores, dtype=torch.bool)
+            exists = torch.cat([now, old_mask])
+            scores = torch.cat([scores, old])
+            relevance = torch.cat([relevance, old_relevance.to(relevance.dtype)])
+        loss = self._weighted(scores, relevance, exists)
+        if self.training:
+            self.memory.push(current, current_relevance, mask)
+        return loss
+
+    def _weighted(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
+        loss = scores.new_zeros((), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
+        for weight, by_class in ((self.map_weight, True), (self.pooled_weight, False)):
+            if weight:
+                arrange = torch.t if by_class else torch.flatten
+                part = loss_of_lists(
+                    arrange(scores),
+                    arrange(relevance),
+                    form=self.form,
+                    lam=self.lam,
+                    margin=self.margin,
+                    mask=None if mask is None else arrange(mask),
+                    reduction="mean",
+                    check_finite=False,
+                )
+                loss = loss + weight * part
+        return loss / (self.map_weight + self.pooled_weight)
+
+    def reset(self) -> None:
+        """Forget the memory."""
+        self.memory.reset()
+
+    def extra_repr(self) -> str:
+        return (
+            f"lam={self.lam}, margin={self.margin}, map_weight={self.map_weight}, "
+            f"pooled_weight={self.pooled_weight}, form={self.form!r}"
+        )

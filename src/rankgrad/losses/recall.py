@@ -1,0 +1,118 @@
+"""Recall loss (paper, section 4.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rankgrad import _check
+from rankgrad.losses._lists import loss_of_lists
+from rankgrad.losses.embedding import EmbeddingLoss
+
+Weight = str | Tensor | Callable[[Tensor], Tensor]
+
+
+def _form(weight: Weight) -> Weight:
+    """Require a weight the engine understands."""
+    if isinstance(weight, Tensor):
+        if weight.ndim != 1 or not weight.is_floating_point():
+            raise _check.fail("weight", "a 1-D floating-point tensor w_1, w_2, ...", weight)
+        return weight
+    if callable(weight):
+        return weight
+    if weight not in ("log", "loglog"):
+        raise _check.fail("weight", "'log', 'loglog', a 1-D tensor or a callable on counts", weight)
+    return weight
+
+
+def recall_loss(
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    lam: float,
+    margin: float = 0.0,
+    weight: Weight = "log",
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    check_finite: bool = False,
+) -> Tensor:
+    r"""Recall at every K at once: how many irrelevant items stand above each relevant one.
+
+    With :math:`c_i` the number of irrelevant items at or above the relevant item i, one list has the loss
+    :math:`\frac1p \sum_i W(c_i)`. It is :math:`\sum_K w_K (1 - \tilde r@K)` with :math:`W` the partial sums
+    of the weights :math:`w_K`.
+
+    Args:
+        scores: ``[..., n]``, higher is better.
+        relevance: The same shape; bool, or 0 and 1.
+        lam: Interpolation strength in the paper's units, finite and > 0; 0.2 to 4 in the paper.
+        margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking.
+        weight: ``"log"``: W = log(1 + c); ``"loglog"``: W = log(1 + log(1 + c)); a callable W on float64
+            counts, increasing, elementwise and differentiable; or a 1-D tensor of weights
+            :math:`w_1, w_2, \dots` (0 beyond its end).
+        mask: bool, broadcast to ``scores``; False = the item does not exist.
+        reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
+        check_finite: On a GPU a NaN score makes the loss NaN; True waits for the device and raises instead
+            (as the CPU always does).
+
+    Returns:
+        A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant). Its gradient is linear in
+        what arrives from above: loss weights and GradScaler leave ``lam`` alone.
+
+    Example:
+        >>> scores = torch.tensor([0.9, 0.8, 0.3, 0.1], requires_grad=True)
+        >>> relevance = torch.tensor([False, True, False, True])
+        >>> loss = rankgrad.recall_loss(scores, relevance, lam=0.2)
+        >>> loss  # c = 1 and 2: (log 2 + log 3) / 2
+        tensor(0.8959, grad_fn=...)
+        >>> loss.backward()
+        >>> scores.grad
+        tensor([ 1.2500, -1.2500,  0.0000,  0.0000])
+    """
+    return loss_of_lists(
+        scores,
+        relevance,
+        form=_form(weight),
+        lam=lam,
+        margin=margin,
+        mask=mask,
+        reduction=reduction,
+        check_finite=check_finite,
+    )
+
+
+class RecallLoss(EmbeddingLoss):
+    """Recall loss on a batch of embeddings; see :func:`recall_loss`.
+
+    Every embedding is a query against all others (itself excluded) and the memory. Any class sizes.
+
+    Args:
+        lam: Interpolation strength, > 0.
+        margin: Score margin, in cosine similarity.
+        weight: As in :func:`recall_loss`.
+        memory: How many past batches serve as extra candidates.
+
+    Example:
+        >>> loss = rankgrad.RecallLoss(memory=3)
+        >>> embeddings = torch.randn(8, 16, requires_grad=True)
+        >>> labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+        >>> loss(embeddings, labels).backward()
+    """
+
+    def __init__(self, lam: float = 0.2, margin: float = 0.02, weight: Weight = "loglog", memory: int = 0) -> None:
+        super().__init__(lam, margin, memory)
+        weight = _form(weight)
+        if isinstance(weight, Tensor):
+            self.register_buffer("weight", weight)
+        else:
+            self.weight = weight
+
+    def list_loss(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
+        """Mean recall loss of the lists."""
+        return recall_loss(scores, relevance, lam=self.lam, margin=self.margin, weight=self.weight, mask=mask)
+
+    def extra_repr(self) -> str:
+        weight = f"{len(self.weight)} weights" if isinstance(self.weight, torch.Tensor) else repr(self.weight)
+        return f"{super().extra_repr()}, weight={weight}"

@@ -1,0 +1,150 @@
+"""Score and embedding memory: the last batches as extra candidates (paper, section 4.3).
+
+A ring of ``size`` slots, one batch each, padded to the largest batch seen. What is valid and where the next
+batch goes lives in buffers on the device: nothing waits for the GPU, and a state_dict holds it all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad import _check
+from rankgrad.engine.precision import compute_dtype
+
+
+class _Ring(nn.Module):
+    """Batches of parallel tensors, ``[rows, ...]`` each, in a ring of slots."""
+
+    fields: tuple[str, ...]
+    valid: Tensor
+    position: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = _check.count("size", size, at_least=0)
+        for name in (*self.fields, "valid"):
+            self.register_buffer(name, torch.empty(self.size, 0, dtype=torch.bool))
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}"
+
+    @torch.no_grad()
+    def _push(self, *batch: Tensor) -> None:
+        if self.size == 0:
+            return
+        batch = (*batch, torch.ones_like(batch[0][:, 0], dtype=torch.bool))
+        self._make_room(batch)
+        for name, value in zip((*self.fields, "valid"), batch, strict=True):
+            ring: Tensor = getattr(self, name)
+            slot = ring.new_zeros(1, *ring.shape[1:])
+            slot[0, : len(value)] = value
+            ring.index_copy_(0, self.position, slot)
+        self.position.add_(1).remainder_(self.size)
+
+    def _make_room(self, batch: tuple[Tensor, ...]) -> None:
+        """Bring the ring into the batch's form: at first use, or when a batch is wider than any before."""
+        width = max(self.valid.shape[1], len(batch[0]))
+        first = self.rows == 0
+        for name, value in zip((*self.fields, "valid"), batch, strict=True):
+            ring: Tensor = getattr(self, name).to(value.device)
+            if first:
+                ring = value.new_empty(self.size, 0, *value.shape[1:])
+            elif ring.shape[2:] != value.shape[1:]:
+                raise _check.fail(name, f"rows of shape {list(ring.shape[2:])}, as the memory holds", value)
+            if ring.shape[1] < width:
+                grown = ring.new_zeros(self.size, width, *ring.shape[2:])
+                grown[:, : ring.shape[1]] = ring
+                ring = grown
+            setattr(self, name, ring)
+        self.position = self.position.to(batch[0].device)
+
+    @property
+    def rows(self) -> int:
+        """How many rows :meth:`candidates` has, padding included; 0 before the first batch."""
+        return self.valid.shape[0] * self.valid.shape[1]
+
+    def _rows(self, name: str) -> Tensor:
+        """All slots of a field as rows ``[size * width, ...]``; a copy, safe to keep for backward."""
+        ring: Tensor = getattr(self, name)
+        return ring.flatten(0, 1).clone()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.valid.zero_()
+        self.position.zero_()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # The padding of the saved ring may differ from ours: take its form, then copy as usual.
+        for name in (*self.fields, "valid"):
+            saved = state_dict.get(prefix + name)
+            if saved is None:
+                continue
+            if saved.shape[0] != self.size:
+                raise ValueError(
+                    f"{prefix}{name}: expected a memory of size {self.size}, received one of size {saved.shape[0]}"
+                )
+            ring: Tensor = getattr(self, name)
+            if ring.shape != saved.shape or ring.dtype != saved.dtype:
+                setattr(self, name, torch.empty_like(saved, device=ring.device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class ScoreMemory(_Ring):
+    """Scores and relevance of the last ``size`` batches, ``[items, classes]`` each, detached.
+
+    Args:
+        size: How many batches to keep; 0 keeps nothing.
+
+    Example:
+        >>> memory = rankgrad.ScoreMemory(2)
+        >>> memory.push(torch.rand(4, 3), torch.zeros(4, 3, dtype=torch.bool))
+        >>> scores, relevance, mask = memory.candidates()
+        >>> scores.shape, mask.sum()
+        (torch.Size([8, 3]), tensor(12))
+    """
+
+    fields = ("scores", "relevance", "exists")
+
+    def push(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> None:
+        """Take in a batch, ``[items, classes]``, in place of the oldest."""
+        scores = _check.floating("scores", scores, ndim=2)
+        relevance = _check.relevance(relevance, scores)
+        mask = _check.mask(mask, scores)
+        exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+        self._push(scores.detach().to(compute_dtype(scores.dtype)), relevance != 0, exists)
+
+    def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores, relevance and mask, ``[rows, classes]`` each."""
+        mask = self._rows("exists") & self._rows("valid").unsqueeze(1)
+        return self._rows("scores"), self._rows("relevance"), mask
+
+
+class EmbeddingMemory(_Ring):
+    """Embeddings and labels of the last ``size`` batches, detached.
+
+    Args:
+        size: How many batches to keep; 0 keeps nothing.
+
+    Example:
+        >>> memory = rankgrad.EmbeddingMemory(3)
+        >>> memory.push(torch.rand(4, 16), torch.tensor([0, 0, 1, 1]))
+        >>> embeddings, labels, valid = memory.candidates()
+        >>> embeddings.shape, valid.sum()
+        (torch.Size([12, 16]), tensor(4))
+    """
+
+    fields = ("embeddings", "labels")
+
+    def push(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Take in a batch, ``[B, dim]`` and ``[B]``, in place of the oldest."""
+        embeddings = _check.floating("embeddings", embeddings, ndim=2)
+        labels = _check.labels("labels", labels, "embeddings", embeddings)
+        self._push(embeddings.detach().to(compute_dtype(embeddings.dtype)), labels.long())
+
+    def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Embeddings ``[rows, dim]``, labels and validity ``[rows]``."""
+        return self._rows("embeddings"), self._rows("labels"), self._rows("valid")

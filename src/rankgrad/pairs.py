@@ -1,0 +1,106 @@
+"""The bridge from embeddings and labels to score lists: every embedding a query against the others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankgrad import _check
+from rankgrad.engine.precision import compute_dtype
+
+
+class Pairs(NamedTuple):
+    """Score lists of a batch of queries: each ``[queries, candidates]``; ``mask`` None = all exist."""
+
+    scores: Tensor
+    relevance: Tensor
+    mask: Tensor | None
+
+
+def unit_length(embeddings: Tensor) -> Tensor:
+    """L2-normalise rows in float32 (float64 stays), whatever autocast says.
+
+    In bf16 16,000 cosines fall onto some 46 values, nearly all of them ties.
+    """
+    with torch.autocast(embeddings.device.type, enabled=False):
+        return F.normalize(embeddings.to(compute_dtype(embeddings.dtype)), dim=-1)
+
+
+def check_batch(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_embeddings: Tensor | None,
+    ref_labels: Tensor | None,
+    query_index: Tensor | None,
+) -> None:
+    """Require embeddings, labels and references that belong together."""
+    _check.floating("embeddings", embeddings, ndim=2)
+    _check.labels("labels", labels, "embeddings", embeddings)
+    if (ref_embeddings is None) != (ref_labels is None):
+        missing = "ref_labels" if ref_labels is None else "ref_embeddings"
+        raise ValueError(f"{missing}: expected ref_embeddings and ref_labels together, received None")
+    if ref_embeddings is not None:
+        _check.floating("ref_embeddings", ref_embeddings, ndim=2)
+        if ref_embeddings.shape[1] != embeddings.shape[1]:
+            expected = f"rows of length {embeddings.shape[1]}, as embeddings have"
+            raise _check.fail("ref_embeddings", expected, ref_embeddings)
+        _check.same_device("ref_embeddings", ref_embeddings, "embeddings", embeddings)
+        _check.labels("ref_labels", ref_labels, "ref_embeddings", ref_embeddings)
+    if query_index is not None:
+        if ref_embeddings is None:
+            raise _check.fail("query_index", "None without ref_embeddings (each item is its own row)", query_index)
+        _check.labels("query_index", query_index, "embeddings", embeddings)
+
+
+def retrieval_pairs(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_embeddings: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    query_index: Tensor | None = None,
+) -> Pairs:
+    """Cosine similarities of queries and candidates, relevant where the labels agree.
+
+    Args:
+        embeddings: ``[B, dim]``, normalised here.
+        labels: ``[B]`` integers.
+        ref_embeddings: ``[R, dim]`` candidates instead of the batch itself; gradient flows to them.
+        ref_labels: ``[R]``.
+        query_index: ``[B]``: which row of the references each query is; that row is excluded.
+
+    Returns:
+        ``scores`` in float32 (float64 for float64 embeddings), ``relevance`` and ``mask``, all ``[B, R]``.
+        Without references each item is excluded from its own list; with them nothing is, unless
+        ``query_index`` says so.
+    """
+    check_batch(embeddings, labels, ref_embeddings, ref_labels, query_index)
+    queries = unit_length(embeddings)
+    return pairs_of(queries, labels, *candidates_of(queries, labels, ref_embeddings, ref_labels, query_index))
+
+
+def candidates_of(
+    queries: Tensor,
+    labels: Tensor,
+    ref_embeddings: Tensor | None,
+    ref_labels: Tensor | None,
+    query_index: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Candidates of unit length, their labels, and which row each query is: the references or the batch."""
+    if ref_embeddings is None or ref_labels is None:
+        return queries, labels, torch.arange(len(labels), device=labels.device)
+    return unit_length(ref_embeddings), ref_labels, query_index
+
+
+def pairs_of(
+    queries: Tensor, labels: Tensor, candidates: Tensor, candidate_labels: Tensor, own: Tensor | None
+) -> Pairs:
+    """Score lists from rows of unit length; ``own`` is each query's row among the candidates, if any."""
+    with torch.autocast(queries.device.type, enabled=False):
+        scores = queries @ candidates.T.to(queries.dtype)
+    mask = None
+    if own is not None:
+        mask = own.unsqueeze(1) != torch.arange(len(candidates), device=own.device)
+    return Pairs(scores, labels.unsqueeze(1) == candidate_labels, mask)

@@ -1,0 +1,233 @@
+"""Differentiable ranking: exact ranks forward, Algorithm 1 (blackbox differentiation) backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankgrad import _check
+from rankgrad.engine import ops
+from rankgrad.engine.precision import compute_dtype
+
+_LONGEST_CUDA_SORT = 2**31 - 1
+
+
+def _as_lists(name: str, scores: Tensor) -> Tensor:
+    """``[..., n]`` -> ``[lists, n]``."""
+    if scores.is_cuda and scores.shape[-1] > _LONGEST_CUDA_SORT:
+        raise ValueError(
+            f"{name}: a dimension of {scores.shape[-1]} is longer than the device can sort "
+            f"({_LONGEST_CUDA_SORT}); the losses in rankgrad.losses have no such limit"
+        )
+    return scores.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
+
+
+def rank(
+    scores: Tensor,
+    *,
+    lam: float,
+    ties: str = "ordinal",
+    normalize: bool = False,
+    dim: int = -1,
+    mask: Tensor | None = None,
+) -> Tensor:
+    r"""Rank of every score, 1 for the highest; differentiable.
+
+    Forward the ranks are exact. Backward, with :math:`g` the gradient arriving at the ranks and
+    :math:`\lambda_n = \lambda n`,
+
+    .. math:: \nabla = \frac{\mathrm{rank}(s + \lambda_n g) - \mathrm{rank}(s)}{\lambda_n},
+
+    the gradient of a piecewise linear interpolation of the loss (Rolinek et al. 2020, Algorithm 1).
+
+    This is *not* linear in :math:`g`: scaling the loss by c is scaling ``lam`` by c. When you build a
+    loss of your own, use :func:`rank_loss`, which keeps ``lam`` apart from loss weights, gradient
+    accumulation and GradScaler.
+
+    Args:
+        scores: Floating point, any shape. Higher is better.
+        lam: Interpolation strength in the paper's units (ranks divided by n), finite and > 0. Larger
+            looks further.
+        ties: As in :func:`scipy.stats.rankdata`: ``"ordinal"`` (the earlier index first, a proper
+            permutation), ``"min"``, ``"max"`` or ``"average"``.
+        normalize: Return rank / n instead. The gradient with respect to the scores is the same.
+        dim: The dimension along which to rank.
+        mask: bool, broadcast to ``scores``; False = the item does not exist: it ranks last, tied with its
+            like, is not counted in n, and gets zero gradient.
+
+    Returns:
+        Ranks in the shape of ``scores``: float32 for up to 2^23 items, float64 beyond or for float64.
+
+    Example:
+        >>> scores = torch.tensor([0.2, 0.9, 0.5], requires_grad=True)
+        >>> ranks = rankgrad.rank(scores, lam=1.0)
+        >>> ranks
+        tensor([3., 1., 2.], grad_fn=...)
+        >>> ranks[0].backward()  # the first item should rank better: raise it, lower those it would pass
+        >>> scores.grad
+        tensor([-0.6667,  0.3333,  0.3333])
+    """
+    scores = _check.floating("scores", scores)
+    lam = _check.positive("lam", lam)
+    _check.one_of("ties", ties, _check.TIES)
+    mask = _check.mask(mask, scores)
+    if not -scores.ndim <= dim < scores.ndim:
+        raise _check.fail("dim", f"a dimension of scores (it has {scores.ndim})", dim)
+    moved = scores.movedim(dim, -1)
+    where = None if mask is None else mask.movedim(dim, -1)
+    out: Tensor = ops.rank(
+        _as_lists("scores", moved), None if where is None else _as_lists("mask", where), lam, ties
+    ).reshape(moved.shape)
+    if normalize:
+        n: Any = moved.shape[-1] if where is None else where.sum(-1, keepdim=True)
+        out = out / (max(n, 1) if isinstance(n, int) else n.clamp(min=1))
+    return out.movedim(-1, dim)
+
+
+class _Blackbox(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(solver: Callable[[Tensor], Tensor], lam: float, costs: Tensor) -> Tensor:
+        return solver(costs.detach())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.solver, ctx.lam, costs = inputs
+        ctx.save_for_backward(costs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
+        costs, solution = ctx.saved_tensors
+        moved = ctx.solver(costs + ctx.lam * grad.to(costs.dtype))
+        return None, None, ((moved - solution) / ctx.lam).to(costs.dtype)
+
+
+def blackbox(solver: Callable[[Tensor], Tensor], *, lam: float) -> Callable[[Tensor], Tensor]:
+    r"""Make any solver of a linear problem differentiable (Vlastelica et al. 2020).
+
+    The solver must return :math:`s(y) = \arg\min_{s \in S} s \cdot y` for a fixed finite set S: shortest
+    paths, matchings, cuts; the ranks of y are the case of all permutations. Backward, with :math:`g` the
+    gradient arriving at the solution, :math:`\nabla = (s(y + \lambda g) - s(y)) / \lambda`.
+
+    Args:
+        solver: Takes a tensor of costs, returns the solution as a tensor of the same shape. It is called
+            once forward and once backward, never differentiated.
+        lam: Interpolation strength, raw: :func:`rank` with ``lam`` is a ranker with ``lam * n`` here.
+
+    Returns:
+        A differentiable function of the costs.
+
+    Example:
+        >>> cheapest = rankgrad.blackbox(lambda y: torch.eye(len(y))[y.argmin()], lam=2.0)
+        >>> costs = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
+        >>> choice = cheapest(costs)
+        >>> choice
+        tensor([1., 0., 0.], grad_fn=...)
+        >>> choice[0].backward()  # do not choose the first: make it dearer, the second cheaper
+        >>> costs.grad
+        tensor([-0.5000,  0.5000,  0.0000])
+    """
+    if not callable(solver):
+        raise TypeError(f"solver: expected a callable tensor -> tensor, received {type(solver).__name__}")
+    lam = _check.positive("lam", lam)
+
+    def solve(costs: Tensor) -> Tensor:
+        costs = _check.floating("costs", costs)
+        solution: Tensor = _Blackbox.apply(solver, lam, costs)  # type: ignore[no-untyped-call]
+        if solution.shape != costs.shape:
+            raise _check.fail("solver", f"a solution of the shape of the costs {list(costs.shape)}", solution)
+        return solution
+
+    return solve
+
+
+def rank_loss(
+    fn: Callable[[Tensor], Tensor],
+    scores: Tensor,
+    *,
+    lam: float,
+    ties: str = "ordinal",
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    r"""A loss of your own from any differentiable function of the ranks.
+
+    Algorithm 1 is applied to the mean of ``fn``'s list losses at an upstream gradient of one; whatever
+    arrives from above then multiplies the result. Loss weights, gradient accumulation and GradScaler
+    therefore leave ``lam`` alone, which they do not when a loss is composed from :func:`rank`.
+
+    Args:
+        fn: Takes the ranks ``[..., n]`` (floats, 1 is best), returns one loss per list, ``[...]``. It must
+            be differentiable in torch; its own parameters get their gradients too.
+        scores: ``[..., n]``, higher is better.
+        lam: Interpolation strength in the paper's units, > 0.
+        ties: As in :func:`rank`.
+        mask: bool, broadcast to ``scores``; False = the item does not exist (it ranks behind all others).
+            A list without any item does not count.
+        reduction: ``"mean"`` over the lists that count, ``"sum"``, or ``"none"`` for one loss a list.
+
+    Returns:
+        A scalar, or ``[...]`` for ``"none"``.
+
+    Example:
+        >>> scores = torch.tensor([0.2, 0.9, 0.5], requires_grad=True)
+        >>> loss = rankgrad.rank_loss(lambda ranks: ranks[..., 0].log(), scores, lam=4.0)
+        >>> loss.backward()
+        >>> scores.grad
+        tensor([-0.1667,  0.0833,  0.0833])
+    """
+    if not callable(fn):
+        raise TypeError(f"fn: expected a callable ranks -> list losses, received {type(fn).__name__}")
+    scores = _check.floating("scores", scores)
+    lam = _check.positive("lam", lam)
+    _check.one_of("ties", ties, _check.TIES)
+    _check.one_of("reduction", reduction, _check.REDUCTIONS)
+    mask = _check.mask(mask, scores)
+
+    rows = _as_lists("scores", scores)
+    exists = None if mask is None else _as_lists("mask", mask)
+    before = ops.ranks(rows.detach(), exists, ties)
+    if exists is None:
+        items = before.new_full(rows.shape[:1], rows.shape[-1], dtype=torch.int64)
+    else:
+        items = exists.sum(-1)
+    counts = items > 0
+    lists = counts.sum()
+
+    def list_losses(ranks: Tensor) -> Tensor:
+        losses = fn(ranks.reshape(scores.shape))
+        if not isinstance(losses, Tensor) or losses.shape != scores.shape[:-1]:
+            raise _check.fail("fn", f"to return one loss per list, shape {list(scores.shape[:-1])}", losses)
+        return losses.reshape(-1).double().where(counts, 0)
+
+    if ops.gradient_wanted(scores):
+        losses, slope = torch.func.vjp(list_losses, before)  # type: ignore[misc]
+        (gradient,) = slope(counts.double() / lists.clamp(min=1))
+        changes = _rank_changes(rows.detach(), before, gradient.detach(), exists, items, lam, ties)
+    else:
+        losses, changes = list_losses(before), before[:, :0]
+    loss: Tensor = ops.reduce_lists(
+        rows[None], losses[None], changes[None], items[None], lists[None], lam, reduction
+    )
+    return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
+
+
+def _rank_changes(
+    scores: Tensor,
+    before: Tensor,
+    gradient: Tensor,
+    exists: Tensor | None,
+    items: Tensor,
+    lam: float,
+    ties: str,
+) -> Tensor:
+    """Ranks at ``scores + lam n gradient``, minus the ranks before."""
+    dtype = compute_dtype(scores.dtype)
+    step = (lam * items.double().unsqueeze(-1) * gradient.double()).to(dtype)
+    changes: Tensor = ops.ranks(scores.to(dtype) + step, exists, ties) - before
+    return changes if exists is None else changes.where(exists, 0)

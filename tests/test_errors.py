@@ -1,0 +1,113 @@
+"""A wrong argument is named, with what was received."""
+
+import pytest
+import torch
+
+import rankgrad
+
+S, R = torch.randn(3, 5), torch.zeros(3, 5, dtype=torch.bool)
+E, L = torch.randn(6, 4), torch.zeros(6, dtype=torch.int64)
+LIST_LOSSES = [
+    rankgrad.recall_loss,
+    rankgrad.average_precision_loss,
+    rankgrad.mean_average_precision_loss,
+    rankgrad.pooled_average_precision_loss,
+]
+
+
+@pytest.mark.parametrize("loss", LIST_LOSSES)
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"lam": 0}, ValueError, r"^lam: expected a finite number > 0, received 0 \(int\)"),
+        ({"lam": -1.0}, ValueError, "^lam: .*-1.0"),
+        ({"lam": float("nan")}, ValueError, "^lam: .*nan"),
+        ({"lam": float("inf")}, ValueError, "^lam: .*inf"),
+        ({"lam": "big"}, TypeError, "^lam: expected a number, received 'big'"),
+        ({"margin": -0.1}, ValueError, "^margin: .*-0.1"),
+        ({"scores": [0.1, 0.2]}, TypeError, "^scores: expected a tensor"),
+        ({"scores": torch.zeros(3, 5, dtype=torch.int64)}, TypeError, "^scores: .*floating.*int64"),
+        ({"relevance": R[:, :4]}, ValueError, r"^relevance: .*\[3, 5\].*\[3, 4\]"),
+        ({"relevance": R.tolist()}, TypeError, "^relevance: expected a tensor"),
+        ({"relevance": R.to("meta")}, ValueError, "^relevance: .*device.*meta"),
+        ({"relevance": R.int() + 2}, ValueError, "^relevance: expected only 0 and 1"),
+        ({"relevance": R.float() + 0.5}, ValueError, "^relevance: expected only 0 and 1"),
+        ({"mask": torch.ones(3, 5)}, TypeError, "^mask: expected a bool tensor.*float32"),
+        ({"mask": torch.ones(4, 5, dtype=torch.bool)}, ValueError, r"^mask: .*broadcast.*\[3, 5\].*\[4, 5\]"),
+        ({"scores": S.masked_fill(torch.eye(3, 5) > 0, torch.nan)}, ValueError, "^scores: expected no NaN"),
+    ],
+)
+def test_list_losses(loss, kwargs, error, message):
+    scores, relevance = kwargs.get("scores", S), kwargs.get("relevance", R)
+    rest = {"lam": 1.0} | {k: v for k, v in kwargs.items() if k not in ("scores", "relevance")}
+    with pytest.raises(error, match=message):
+        loss(scores, relevance, **rest)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: rankgrad.recall_loss(S, R, lam=1.0, weight="lgo"), ValueError, "^weight: .*'log'.*'lgo'"),
+        (lambda: rankgrad.recall_loss(S, R, lam=1.0, weight=torch.ones(2, 2)), ValueError, "^weight: .*1-D"),
+        (
+            lambda: rankgrad.recall_loss(S, R, lam=1.0, weight=lambda c: c.sum()),
+            ValueError,
+            "^weight: .*shape",
+        ),
+        (lambda: rankgrad.recall_loss(S, R, lam=1.0, reduction="avg"), ValueError, "^reduction: .*'avg'"),
+        (
+            lambda: rankgrad.recall_loss(S[0, 0], R[0, 0], lam=1.0),
+            ValueError,
+            "^scores: at least|^scores: expected at least",
+        ),
+        (
+            lambda: rankgrad.mean_average_precision_loss(S[0], R[0], lam=1.0),
+            ValueError,
+            "^scores: expected 2 dim",
+        ),
+        (lambda: rankgrad.rank(S, lam=1.0, ties="dense"), ValueError, "^ties: .*'dense'"),
+        (lambda: rankgrad.rank(S, lam=1.0, dim=2), ValueError, "^dim: .*2"),
+        (lambda: rankgrad.rank(S, lam=-1.0), ValueError, "^lam"),
+        (lambda: rankgrad.rank(S * torch.nan, lam=1.0), ValueError, "^scores: expected no NaN"),
+        (lambda: rankgrad.blackbox(3, lam=1.0), TypeError, "^solver"),
+        (lambda: rankgrad.blackbox(lambda y: y[:1], lam=1.0)(S), ValueError, "^solver: .*shape"),
+        (lambda: rankgrad.rank_loss(3, S, lam=1.0), TypeError, "^fn"),
+        (lambda: rankgrad.rank_loss(lambda r: r.sum(), S, lam=1.0), ValueError, "^fn: .*one loss per list"),
+        (lambda: rankgrad.ndcg_loss(S, R, lam=1.0, gain="log"), ValueError, "^gain: .*'log'"),
+        (lambda: rankgrad.spearman_loss(S, S[:2], lam=1.0), ValueError, "^target_ranks"),
+        (lambda: rankgrad.metrics.recall_at_k(S, R, k=0), ValueError, "^k: .*>= 1, received 0"),
+        (lambda: rankgrad.metrics.precision_at_k(S, R, k=1.5), TypeError, "^k: expected an integer"),
+        (lambda: rankgrad.metrics.average_precision(S, R, reduction="sum"), ValueError, "^reduction"),
+        (
+            lambda: rankgrad.metrics.average_precision(S * torch.nan, R),
+            ValueError,
+            "^scores: expected no NaN",
+        ),
+        (lambda: rankgrad.RecallLoss(lam=0.0), ValueError, "^lam"),
+        (lambda: rankgrad.RecallLoss(memory=-1), ValueError, "^memory: .*-1"),
+        (lambda: rankgrad.RecallLoss(memory=1.5), TypeError, "^memory"),
+        (lambda: rankgrad.RecallLoss(weight="x"), ValueError, "^weight"),
+        (lambda: rankgrad.RecallLoss()(E, L[:5]), ValueError, r"^labels: .*\[6\].*\[5\]"),
+        (lambda: rankgrad.RecallLoss()(E, L.float()), TypeError, "^labels: expected integer"),
+        (lambda: rankgrad.RecallLoss()(E[0], L), ValueError, "^embeddings: expected 2 dim"),
+        (lambda: rankgrad.RecallLoss()(E, L, E), ValueError, "^ref_labels"),
+        (lambda: rankgrad.RecallLoss()(E, L, E[:, :3], L), ValueError, "^ref_embeddings: .*length 4"),
+        (lambda: rankgrad.RecallLoss()(E, L, query_index=L), ValueError, "^query_index"),
+        (lambda: rankgrad.RecallLoss()(E, L.to("meta")), ValueError, "^labels: .*device"),
+        (lambda: rankgrad.ClassRankingLoss(form="aap"), ValueError, "^form: .*'aap'"),
+        (
+            lambda: rankgrad.ClassRankingLoss(map_weight=0, pooled_weight=0),
+            ValueError,
+            "^map_weight, pooled_weight",
+        ),
+        (lambda: rankgrad.ScoreMemory(-1), ValueError, "^size"),
+        (
+            lambda: [m := rankgrad.EmbeddingMemory(1), m.push(E, L), m.push(E[:, :2], L)],
+            ValueError,
+            r"^embeddings: .*\[4\]",
+        ),
+    ],
+)
+def test_everything_else(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,73 @@
+"""The rules of the house that a machine can check."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import tomllib
+
+import rankgrad
+
+SOURCE = Path(rankgrad.__file__).parent
+#: Lower floors first. A module may import its own floor and those below.
+FLOORS = ["_check", "engine", "ranking metrics memory pairs", "losses"]
+
+
+def floor(module):
+    part = module.removeprefix("rankgrad").lstrip(".").split(".")[0]
+    for level, names in enumerate(FLOORS):
+        if part in names.split():
+            return level
+    return len(FLOORS)
+
+
+def test_imports_point_down():
+    seen = 0
+    for path in SOURCE.rglob("*.py"):
+        name = "rankgrad." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rankgrad"):
+                targets = (
+                    [f"rankgrad.{a.name}" for a in node.names] if node.module == "rankgrad" else [node.module]
+                )
+                for target in targets:
+                    assert floor(target) <= floor(name), f"{name} imports {target}"
+                    seen += 1
+    assert seen > 20
+
+
+def test_no_rooms_without_an_idea():
+    names = {path.stem for path in SOURCE.rglob("*.py")}
+    assert not names & {"utils", "util", "base", "common", "helpers", "misc"}
+
+
+def run(code):
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    return out.stdout
+
+
+def test_import_is_light():
+    """torch and numpy only, and little time on top of them."""
+    code = (
+        "import torch, numpy, sys, time; before = set(sys.modules); start = time.perf_counter(); import rankgrad;"
+        "took = time.perf_counter() - start;"
+        "print(took, *{m.split('.')[0] for m in set(sys.modules) - before})"
+    )
+    runs = [run(code).split() for _ in range(3)]
+    assert min(float(r[0]) for r in runs) < 0.2
+    new = set(runs[0][1:]) - {"rankgrad"} - set(sys.stdlib_module_names)
+    assert new <= {"torch", "numpy"}, new
+
+
+def test_one_version():
+    project = tomllib.loads((SOURCE.parent.parent / "pyproject.toml").read_text())["project"]
+    assert project["version"] == rankgrad.__version__
+    assert f"version: {rankgrad.__version__}" in (SOURCE.parent.parent / "CITATION.cff").read_text()
+
+
+def test_public_names_are_documented_in_the_readme():
+    readme = (SOURCE.parent.parent / "README.md").read_text()
+    missing = [n for n in rankgrad.__all__ if n not in readme and n not in ("Pairs", "retrieval_pairs")]
+    assert not missing

@@ -1,0 +1,252 @@
+"""Memory, and the losses as Modules: what enters, what gets a gradient, what survives saving."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankgrad
+
+import oracles
+
+
+def batch(n=12, dim=6, classes=4, seed=0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(n, dim, generator=g, dtype=dtype)
+    return embeddings, torch.randint(classes, (n,), generator=g)
+
+
+def expected_loss(form, lam, margin, queries, labels, candidates, candidate_labels, own=None):
+    """Value and gradient with respect to the similarity matrix, by the oracle."""
+    scores = (F.normalize(queries, dim=1) @ F.normalize(candidates, dim=1).T).numpy()
+    relevance = (labels[:, None] == candidate_labels[None]).numpy()
+    mask = np.ones(scores.shape, bool)
+    if own is not None:
+        mask[np.arange(len(own)), own] = False
+    value = oracles.mean_loss(scores, relevance, form, margin, mask)
+    return value, oracles.mean_loss_gradient(scores, relevance, form, lam, margin, mask)
+
+
+MODULES = [
+    (lambda **k: rankgrad.RecallLoss(lam=5.0, margin=0.1, weight="loglog", **k), "loglog"),
+    (lambda **k: rankgrad.RecallLoss(lam=5.0, margin=0.1, weight="log", **k), "log"),
+    (lambda **k: rankgrad.AveragePrecisionLoss(lam=5.0, margin=0.1, **k), "ap"),
+    (lambda **k: rankgrad.AveragePrecisionLoss(lam=5.0, margin=0.1, log=True, **k), "log_ap"),
+]
+
+
+@pytest.mark.parametrize(("make", "form"), MODULES)
+def test_embedding_losses_equal_the_oracle(make, form):
+    embeddings, labels = batch()
+    x = embeddings.clone().requires_grad_()
+    loss = make()(x, labels)
+    value, grad = expected_loss(form, 5.0, 0.1, embeddings, labels, embeddings, labels, np.arange(12))
+    assert math.isclose(loss.item(), value, rel_tol=1e-12)
+    loss.backward()
+    y = embeddings.clone().requires_grad_()
+    unit = F.normalize(y, dim=1)
+    (unit @ unit.T).backward(torch.from_numpy(grad))
+    torch.testing.assert_close(x.grad, y.grad)
+    assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("make", "form"), MODULES)
+def test_references_replace_the_batch(make, form):
+    embeddings, labels = batch()
+    refs, ref_labels = batch(20, seed=1)
+    refs[3] = embeddings[0]
+    index = torch.randperm(20)[:12]
+    for own in (None, index):
+        r = refs.clone().requires_grad_()
+        loss = make()(embeddings, labels, r, ref_labels, query_index=own)
+        value, _ = expected_loss(
+            form, 5.0, 0.1, embeddings, labels, refs, ref_labels, None if own is None else own.numpy()
+        )
+        assert math.isclose(loss.item(), value, rel_tol=1e-12)
+        loss.backward()
+        assert r.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("make", "form"), MODULES)
+def test_embedding_memory_is_extra_candidates_from_the_first_step(make, form):
+    loss = make(memory=2)
+    seen = []
+    for step, n in enumerate([12, 7, 15, 15, 3, 9]):  # batch sizes vary: padding must not be seen
+        embeddings, labels = batch(n, seed=step)
+        x = embeddings.clone().requires_grad_()
+        out = loss(x, labels)
+        old = seen[-2:]
+        candidates = torch.cat([embeddings, *(e for e, _ in old)])
+        candidate_labels = torch.cat([labels, *(c for _, c in old)])
+        value, grad = expected_loss(form, 5.0, 0.1, embeddings, labels, candidates, candidate_labels, np.arange(n))
+        assert math.isclose(out.item(), value, rel_tol=1e-12, abs_tol=1e-12)
+        out.backward()
+        y = embeddings.clone().requires_grad_()
+        unit = F.normalize(y, dim=1)
+        past = F.normalize(candidates[n:], dim=1)
+        (unit @ torch.cat([unit, past]).T).backward(torch.from_numpy(grad))
+        torch.testing.assert_close(x.grad, y.grad)
+        seen.append((embeddings, labels))
+
+
+def test_memory_fills_only_while_training_and_resets():
+    loss = rankgrad.RecallLoss(memory=2)
+    embeddings, labels = batch(dtype=torch.float32)
+    fresh = loss(embeddings, labels)
+    assert loss.memory.valid.sum() == 12
+    loss.eval()
+    loss(embeddings, labels)
+    assert loss.memory.valid.sum() == 12
+    loss.reset()
+    assert loss.memory.valid.sum() == 0
+    assert loss(embeddings, labels) == fresh
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(0, 4))
+def test_the_ring_holds_the_last_batches(sizes, size):
+    memory = rankgrad.EmbeddingMemory(size)
+    batches = [(torch.full((n, 2), float(k)), torch.full((n,), k)) for k, n in enumerate(sizes)]
+    for embeddings, labels in batches:
+        memory.push(embeddings, labels)
+    embeddings, labels, valid = memory.candidates()
+    kept = batches[len(batches) - size :] if size < len(batches) else batches
+    expected = sorted(int(c) for _, kept_labels in kept for c in kept_labels) if size else []
+    assert sorted(labels[valid].tolist()) == expected
+    assert torch.equal(embeddings[valid].reshape(-1, 2)[:, 0] if size else torch.empty(0), labels[valid].float())
+
+
+def test_memory_does_not_keep_the_graph_nor_break_backward():
+    """The ring changes in place after the loss is taken; backward must not see that."""
+    loss = rankgrad.RecallLoss(memory=1)
+    for step in range(3):
+        embeddings, labels = batch(seed=step, dtype=torch.float32)
+        out = loss(embeddings.requires_grad_(), labels)
+        loss.memory.push(torch.zeros(12, 6), labels)  # somebody writes before backward
+        out.backward()
+        assert embeddings.grad.isfinite().all()
+    assert not loss.memory.embeddings.requires_grad
+
+
+def test_state_dict_deepcopy_pickle_and_another_padding():
+    for make, feed in (
+        (lambda: rankgrad.RecallLoss(memory=2), lambda m, s, n: m(*batch(n, seed=s, dtype=torch.float32))),
+        (
+            lambda: rankgrad.ClassRankingLoss(memory=2),
+            lambda m, s, n: m(batch(n, seed=s, dtype=torch.float32)[0], batch(n, seed=s)[0] > 1),
+        ),
+    ):
+        loss = make()
+        for step in range(3):
+            feed(loss, step, 8)
+        wide = make()
+        feed(wide, 9, 11)  # padded to 11, then loaded with 8
+        wide.load_state_dict(loss.state_dict())
+        fresh = make()
+        fresh.load_state_dict(loss.state_dict())
+        copies = [wide, fresh, copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))]
+        for step, n in ((3, 8), (4, 13)):
+            expected = feed(loss, step, n)
+            for other in copies:
+                assert torch.equal(feed(other, step, n), expected)
+        with pytest.raises(ValueError, match=r"memory.*size 3.*size 2"):
+            (
+                rankgrad.RecallLoss(memory=3)
+                if isinstance(loss, rankgrad.RecallLoss)
+                else rankgrad.ClassRankingLoss(memory=3)
+            ).load_state_dict(loss.state_dict())
+        empty = make()
+        empty.load_state_dict(make().state_dict())
+
+
+def test_to_moves_the_memory():
+    loss = rankgrad.RecallLoss(memory=1, weight=torch.tensor([0.5, 0.25]))
+    loss(*batch(dtype=torch.float32))
+    loss.to("meta")
+    assert {b.device.type for b in loss.buffers()} == {"meta"}
+    half = rankgrad.RecallLoss(memory=1)
+    half(*batch(dtype=torch.float32))
+    half.half()
+    assert half(*batch(seed=1, dtype=torch.float32)).isfinite()
+
+
+def test_repr_says_what_was_set():
+    text = repr(rankgrad.RecallLoss(lam=0.3, margin=0.1, weight="log", memory=3))
+    for word in ("lam=0.3", "margin=0.1", "'log'", "size=3"):
+        assert word in text
+    assert "log=True" in repr(rankgrad.AveragePrecisionLoss(log=True))
+    assert "form='log_ap'" in repr(rankgrad.ClassRankingLoss(form="log_ap"))
+    assert "3 weights" in repr(rankgrad.RecallLoss(weight=torch.ones(3)))
+
+
+def test_defaults_are_the_papers():
+    recall, ap, classes = rankgrad.RecallLoss(), rankgrad.AveragePrecisionLoss(), rankgrad.ClassRankingLoss()
+    assert (recall.lam, recall.margin, recall.weight, recall.memory.size) == (0.2, 0.02, "loglog", 0)
+    assert (ap.lam, ap.margin, ap.log, ap.memory.size) == (0.2, 0.05, False, 0)
+    assert (classes.lam, classes.margin, classes.memory.size) == (0.5, 0.15, 7)
+    assert (classes.map_weight, classes.pooled_weight, classes.form) == (2, 1, "ap")
+
+
+@pytest.mark.parametrize("form", ["ap", "log_ap", "log", "loglog"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_class_ranking_loss_equals_the_oracle_with_memory(form, masked):
+    rng = np.random.default_rng(0)
+    loss = rankgrad.ClassRankingLoss(lam=0.4, margin=0.2, memory=2, map_weight=2, pooled_weight=1, form=form)
+    seen = []
+    for n in (6, 9, 4, 7):
+        scores, relevance = rng.normal(size=(n, 3)), rng.random((n, 3)) < 0.3
+        mask = rng.random((n, 3)) < 0.8 if masked else np.ones((n, 3), bool)
+        x = torch.from_numpy(scores).requires_grad_()
+        out = loss(x, torch.from_numpy(relevance), torch.from_numpy(mask) if masked else None)
+        out.backward()
+        s, r, m = (
+            np.concatenate([now, *(old[k] for old in seen[-2:])])
+            for k, now in enumerate((scores, relevance, mask))
+        )
+        flat = [a.reshape(1, -1) for a in (s, r, m)]
+        value = 2 * oracles.mean_loss(s.T, r.T, form, 0.2, m.T) + oracles.mean_loss(
+            flat[0], flat[1], form, 0.2, flat[2]
+        )
+        assert math.isclose(out.item(), value / 3, rel_tol=1e-12)
+        grad = 2 * oracles.mean_loss_gradient(s.T, r.T, form, 0.4, 0.2, m.T).T
+        grad = grad + oracles.mean_loss_gradient(flat[0], flat[1], form, 0.4, 0.2, flat[2]).reshape(s.shape)
+        np.testing.assert_allclose(x.grad.numpy(), grad[:n] / 3, rtol=1e-12)
+        seen.append((scores, relevance, mask))
+
+
+def test_class_ranking_without_any_positive():
+    loss = rankgrad.ClassRankingLoss()
+    scores = torch.randn(10, 4, requires_grad=True)
+    for relevance in (torch.zeros(10, 4), torch.zeros(10, 4, dtype=torch.bool)):
+        out = loss(scores, relevance)
+        out.backward()
+        assert out == 0
+        assert (scores.grad == 0).all()
+
+
+def test_classes_of_one_item_and_any_sizes():
+    """A query without a partner does not count; class sizes need not be equal."""
+    embeddings, _ = batch(7, dtype=torch.float32)
+    loss = rankgrad.RecallLoss(margin=0.0)
+    alone = loss(embeddings.requires_grad_(), torch.arange(7))
+    alone.backward()
+    assert alone == 0
+    assert (embeddings.grad == 0).all()
+    assert loss(embeddings, torch.tensor([0, 0, 0, 0, 1, 1, 2])) > 0
+
+
+def test_normalised_once_in_float32_under_autocast():
+    embeddings, labels = batch(64, 32, dtype=torch.float32)
+    loss = rankgrad.AveragePrecisionLoss()
+    plain = loss(embeddings, labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(loss(embeddings, labels), plain)
+    assert torch.equal(loss(embeddings * 7, labels), plain) or torch.allclose(loss(embeddings * 7, labels), plain)
+    pairs = rankgrad.retrieval_pairs(embeddings.bfloat16(), labels)
+    assert pairs.scores.dtype == torch.float32
+    assert len(pairs.scores.unique()) > 1500

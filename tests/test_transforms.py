@@ -1,0 +1,162 @@
+"""torch.compile(fullgraph=True), torch.func.vmap and opcheck, each with backward."""
+
+import pytest
+import torch
+
+import rankgrad
+from rankgrad.engine import ops
+
+SCORES = torch.randn(4, 3, 11, generator=torch.Generator().manual_seed(0))
+RELEVANCE = torch.rand(4, 3, 11, generator=torch.Generator().manual_seed(1)) < 0.3
+MASK = torch.rand(4, 3, 11, generator=torch.Generator().manual_seed(2)) < 0.8
+FUNCTIONS = {
+    "rank": lambda s, r, m: (rankgrad.rank(s, lam=0.7, mask=m) * (1 + r)).sum(),
+    "rank_loss": lambda s, r, m: rankgrad.rank_loss(lambda k: (k * r).sum(-1) ** 2, s, lam=0.1, mask=m),
+    "recall": lambda s, r, m: rankgrad.recall_loss(s, r, lam=7.0, margin=0.1, mask=m),
+    "recall callable": lambda s, r, m: rankgrad.recall_loss(s, r, lam=3.0, weight=torch.sqrt, mask=m),
+    "recall weights": lambda s, r, m: rankgrad.recall_loss(
+        s, r, lam=3.0, weight=torch.tensor([0.5, 0.3, 0.2]), mask=m
+    ),
+    "ap": lambda s, r, m: rankgrad.average_precision_loss(s, r, lam=7.0, mask=m),
+    "ap none": lambda s, r, m: (
+        rankgrad.average_precision_loss(s, r, lam=7.0, mask=m, reduction="none").square().sum()
+    ),
+    "map": lambda s, r, m: rankgrad.mean_average_precision_loss(s[0], r[0], lam=70.0, mask=m[0]),
+    "pooled": lambda s, r, m: rankgrad.pooled_average_precision_loss(s[0], r[0], lam=7.0, mask=m[0]),
+    "ndcg": lambda s, r, m: rankgrad.ndcg_loss(s, r, lam=9.0, mask=m),
+    "spearman": lambda s, r, m: rankgrad.spearman_loss(s, 1 + r.float().cumsum(-1), lam=0.7, mask=m),
+}
+PER_ELEMENT = [name for name in FUNCTIONS if name not in ("map", "pooled")]
+
+
+def value_and_grad(fn):
+    x = SCORES.clone().requires_grad_()
+    value = fn(x, RELEVANCE, MASK)
+    value.sum().backward()
+    return value.detach(), x.grad
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_compile_fullgraph(name):
+    torch._dynamo.reset()
+    expected = value_and_grad(FUNCTIONS[name])
+    got = value_and_grad(torch.compile(FUNCTIONS[name], fullgraph=True, backend="aot_eager"))
+    torch.testing.assert_close(got[0], expected[0])
+    torch.testing.assert_close(got[1], expected[1])
+    assert expected[1].abs().sum() > 0
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.compile(FUNCTIONS[name], fullgraph=True, backend="aot_eager")(SCORES, RELEVANCE, MASK),
+            expected[0],
+        )
+
+
+def test_compile_with_inductor():
+    torch._dynamo.reset()
+    expected = value_and_grad(FUNCTIONS["ap"])
+    got = value_and_grad(torch.compile(FUNCTIONS["ap"], fullgraph=True))
+    torch.testing.assert_close(got, expected)
+
+
+def test_compiled_module_with_memory():
+    torch._dynamo.reset()
+    eager, compiled = rankgrad.RecallLoss(memory=2), rankgrad.RecallLoss(memory=2)
+    run = torch.compile(compiled, backend="aot_eager")
+    for step in range(5):
+        torch.manual_seed(step)
+        embeddings, labels = torch.randn(8, 4), torch.randint(3, (8,))
+        a, b = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
+        x, y = eager(a, labels), run(b, labels)
+        x.backward()
+        y.backward()
+        torch.testing.assert_close(y, x)
+        torch.testing.assert_close(b.grad, a.grad)
+
+
+@pytest.mark.parametrize("name", PER_ELEMENT)
+def test_vmap_is_a_loop_of_calls(name):
+    """Each element is a call of its own, with its own L; no gate on requires_grad may eat the gradient."""
+    fn = FUNCTIONS[name]
+    if name == "recall weights":
+        weights = torch.tensor([0.5, 0.3, 0.2])
+        fn = lambda s, r, m: rankgrad.recall_loss(s, r, lam=3.0, weight=weights, mask=m)  # noqa: E731
+    upstream = torch.tensor([1.0, 2.0, -1.0, 0.5])
+    x, y = SCORES.clone().requires_grad_(), SCORES.clone().requires_grad_()
+    mapped = torch.func.vmap(fn)(x, RELEVANCE, MASK)
+    looped = torch.stack([fn(y[k], RELEVANCE[k], MASK[k]) for k in range(4)])
+    torch.testing.assert_close(mapped, looped)
+    (mapped * upstream).sum().backward()
+    (looped * upstream).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    assert x.grad.abs().sum() > 0
+
+
+def test_vmap_over_scores_only_and_nested():
+    x, y = SCORES.clone().requires_grad_(), SCORES.clone().requires_grad_()
+
+    def fn(s):
+        return rankgrad.average_precision_loss(s, RELEVANCE[0, 0], lam=0.7)
+
+    torch.func.vmap(torch.func.vmap(fn))(x).sum().backward()
+    torch.stack([fn(row) for row in y.reshape(-1, 11)]).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_vmap_other_dimensions():
+    x, y = SCORES.clone().requires_grad_(), SCORES.clone().requires_grad_()
+    fn = FUNCTIONS["ap"]
+    torch.func.vmap(fn, in_dims=1)(x, RELEVANCE, MASK).sum().backward()
+    torch.stack([fn(y[:, k], RELEVANCE[:, k], MASK[:, k]) for k in range(3)]).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_nan_is_reported_when_compiled_and_vmapped():
+    bad = SCORES.clone()
+    bad[1, 2, 3] = torch.nan
+    mask = torch.ones_like(MASK)
+    torch._dynamo.reset()
+    for run in (
+        torch.compile(FUNCTIONS["ap"], fullgraph=True, backend="aot_eager"),
+        torch.func.vmap(FUNCTIONS["ap"]),
+    ):
+        with pytest.raises(ValueError, match="scores: expected no NaN"):
+            run(bad, RELEVANCE, mask)
+
+
+def op_calls():
+    x = SCORES.clone()
+    grad_x = SCORES.clone().requires_grad_()
+    rows, exists = grad_x[0], MASK[0]
+    losses, changes, items, lists = ops.list_losses(x, RELEVANCE, MASK, None, "ap", 0.7, 0.1, True, False)
+    above, position, _, _ = ops.relevant_ranks(x, RELEVANCE, MASK, 0.1, False)
+    steps = torch.rand(above.shape)
+    return {
+        "ranks": (ops.ranks, (x[0], exists, "average")),
+        "rank": (ops.rank, (rows, exists, 0.7, "ordinal")),
+        "rank_backward": (
+            ops.rank_backward,
+            (torch.randn(3, 11), x[0], ops.ranks(x[0], None, "min"), None, 0.7, "min"),
+        ),
+        "relevant_ranks": (ops.relevant_ranks, (x, RELEVANCE, MASK, 0.1, False)),
+        "rank_changes": (ops.rank_changes, (x, RELEVANCE, None, 0.1, position, steps)),
+        "list_losses": (
+            ops.list_losses,
+            (x, RELEVANCE, MASK, torch.rand(4), "weights", 0.7, 0.1, True, False),
+        ),
+        "list_losses, no changes": (
+            ops.list_losses,
+            (x.half(), RELEVANCE, None, None, "log", 0.7, 0.0, False, True),
+        ),
+        "reduce_lists": (ops.reduce_lists, (grad_x, losses, changes, items, lists, 0.7, "mean")),
+        "reduce_lists, none": (ops.reduce_lists, (grad_x, losses, changes, items, lists, 0.7, "none")),
+        "reduce_lists_backward": (
+            ops.reduce_lists_backward,
+            (torch.randn(4), losses, changes, items, lists, 0.7, "sum", torch.float16),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", op_calls())
+def test_opcheck(name):
+    op, args = op_calls()[name]
+    torch.library.opcheck(op, args)
