@@ -23,6 +23,7 @@ def loss_of_lists(
     mask: Tensor | None,
     reduction: str,
     check_finite: bool,
+    max_relevant: int | None = None,
 ) -> Tensor:
     """Validate, compute the loss of ``[..., n]`` lists and bind its gradient.
 
@@ -36,6 +37,8 @@ def loss_of_lists(
     margin = _check.non_negative("margin", margin)
     mask = _check.mask(mask, scores)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
+    if max_relevant is not None:
+        max_relevant = _check.count("max_relevant", max_relevant, at_least=1)
 
     shape = (1, math.prod(scores.shape[:-1]), scores.shape[-1])
     rows, relevant = scores.reshape(shape), relevance.reshape(shape)
@@ -44,7 +47,7 @@ def loss_of_lists(
     if isinstance(form, str | Tensor):
         name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
         losses, changes, items, lists = ops.list_losses(
-            rows.detach(), relevant, exists, weights, name, lam, margin, with_changes, check_finite
+            rows.detach(), relevant, exists, weights, name, lam, margin, with_changes, check_finite, max_relevant
         )
     else:
         losses, changes, items, lists = _with_callable(
