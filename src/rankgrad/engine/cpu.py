@@ -40,7 +40,7 @@ def _kernels(scores: Tensor) -> Any:
 def _threads() -> int:
     import numba
 
-    threads = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+    threads = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     numba.set_num_threads(threads)
     return threads
 

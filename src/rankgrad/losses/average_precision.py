@@ -142,15 +142,31 @@ class AveragePrecisionLoss(EmbeddingLoss):
         margin: Score margin, in cosine similarity.
         log: Average -log(precision) instead of 1 - precision.
         memory: How many past batches serve as extra candidates.
+        max_relevant: As in :func:`recall_loss`: the most partners an item can have, memory included.
     """
 
-    def __init__(self, lam: float = 0.2, margin: float = 0.05, log: bool = False, memory: int = 0) -> None:
-        super().__init__(lam, margin, memory)
+    def __init__(
+        self,
+        lam: float = 0.2,
+        margin: float = 0.05,
+        log: bool = False,
+        memory: int = 0,
+        max_relevant: int | None = None,
+    ) -> None:
+        super().__init__(lam, margin, memory, max_relevant)
         self.log = bool(log)
 
     def list_loss(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
         """Mean average precision loss of the lists."""
-        return average_precision_loss(scores, relevance, lam=self.lam, margin=self.margin, log=self.log, mask=mask)
+        return average_precision_loss(
+            scores,
+            relevance,
+            lam=self.lam,
+            margin=self.margin,
+            log=self.log,
+            mask=mask,
+            max_relevant=self.max_relevant,
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, log={self.log}"

@@ -45,7 +45,7 @@ class ClassRankingLoss(nn.Module):
         form: str = "ap",
     ) -> None:
         super().__init__()
-        self.lam = _check.positive("lam", lam)
+        self.lam = _check.lam(lam)
         self.margin = _check.non_negative("margin", margin)
         self.map_weight = _check.non_negative("map_weight", map_weight)
         self.pooled_weight = _check.non_negative("pooled_weight", pooled_weight)
@@ -65,6 +65,7 @@ class ClassRankingLoss(nn.Module):
                 do not enter the memory either.
         """
         scores, relevance, mask = check_classes(scores, relevance, mask)
+        self.memory._check_fits("scores", scores)
         current, current_relevance, exists = scores, relevance, mask
         if self.memory.rows:
             old, old_relevance, old_mask = self.memory.candidates()

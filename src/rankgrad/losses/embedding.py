@@ -16,11 +16,14 @@ class EmbeddingLoss(nn.Module):
     Subclasses give :meth:`list_loss`.
     """
 
-    def __init__(self, lam: float, margin: float, memory: int) -> None:
+    def __init__(self, lam: float, margin: float, memory: int, max_relevant: int | None) -> None:
         super().__init__()
-        self.lam = _check.positive("lam", lam)
+        self.lam = _check.lam(lam)
         self.margin = _check.non_negative("margin", margin)
         self.memory = EmbeddingMemory(_check.count("memory", memory, at_least=0))
+        if max_relevant is not None:
+            max_relevant = _check.count("max_relevant", max_relevant, at_least=1)
+        self.max_relevant = max_relevant
 
     def list_loss(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
         """Mean loss of ``[queries, candidates]`` lists."""
@@ -44,6 +47,7 @@ class EmbeddingLoss(nn.Module):
             query_index: ``[B]``: which row of the references each query is, to leave it out of its own list.
         """
         check_batch(embeddings, labels, ref_embeddings, ref_labels, query_index)
+        self.memory._check_fits("embeddings", embeddings)
         queries = unit_length(embeddings)
         candidates, candidate_labels, own = candidates_of(queries, labels, ref_embeddings, ref_labels, query_index)
         valid = None
@@ -51,7 +55,7 @@ class EmbeddingLoss(nn.Module):
             old, old_labels, old_valid = self.memory.candidates()
             valid = torch.cat([old_valid.new_ones(len(candidates)), old_valid])
             candidates = torch.cat([candidates, old.to(candidates.dtype)])
-            candidate_labels = torch.cat([candidate_labels, old_labels.to(candidate_labels.dtype)])
+            candidate_labels = torch.cat([candidate_labels, old_labels])
         scores, relevance, mask = pairs_of(queries, labels, candidates, candidate_labels, own)
         if valid is not None:
             mask = valid.expand(scores.shape) if mask is None else mask & valid

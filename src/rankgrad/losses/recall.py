@@ -98,6 +98,7 @@ class RecallLoss(EmbeddingLoss):
         margin: Score margin, in cosine similarity.
         weight: As in :func:`recall_loss`.
         memory: How many past batches serve as extra candidates.
+        max_relevant: As in :func:`recall_loss`: the most partners an item can have, memory included.
 
     Example:
         >>> loss = rankgrad.RecallLoss(memory=3)
@@ -106,8 +107,15 @@ class RecallLoss(EmbeddingLoss):
         >>> loss(embeddings, labels).backward()
     """
 
-    def __init__(self, lam: float = 0.2, margin: float = 0.02, weight: Weight = "loglog", memory: int = 0) -> None:
-        super().__init__(lam, margin, memory)
+    def __init__(
+        self,
+        lam: float = 0.2,
+        margin: float = 0.02,
+        weight: Weight = "loglog",
+        memory: int = 0,
+        max_relevant: int | None = None,
+    ) -> None:
+        super().__init__(lam, margin, memory, max_relevant)
         weight = _form(weight)
         if isinstance(weight, Tensor):
             self.register_buffer("weight", weight)
@@ -116,7 +124,15 @@ class RecallLoss(EmbeddingLoss):
 
     def list_loss(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
         """Mean recall loss of the lists."""
-        return recall_loss(scores, relevance, lam=self.lam, margin=self.margin, weight=self.weight, mask=mask)
+        return recall_loss(
+            scores,
+            relevance,
+            lam=self.lam,
+            margin=self.margin,
+            weight=self.weight,
+            mask=mask,
+            max_relevant=self.max_relevant,
+        )
 
     def extra_repr(self) -> str:
         weight = f"{len(self.weight)} weights" if isinstance(self.weight, torch.Tensor) else repr(self.weight)
