@@ -35,7 +35,7 @@ def _op(fn: Callable[..., Any]) -> Any:
 
 def _fake_of(name: str) -> Callable[[_F], _F]:
     """Register the shapes and dtypes an op returns."""
-    return torch.library.register_fake(f"rankgrad::{name}")
+    return torch.library.register_fake(f"rankgrad::{name}")  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------------------- reading the arguments

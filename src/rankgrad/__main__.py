@@ -1,0 +1,5 @@
+"""``python -m rankgrad``."""
+
+from rankgrad.cli import main
+
+main()

@@ -1,0 +1,38 @@
+"""The command ``rankgrad``: thin verbs; what they do is in the rooms."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import typer
+
+
+def build() -> typer.Typer:
+    """The application, with the commands of every room."""
+    import typer
+
+    from rankgrad.bench import commands as bench
+
+    app = typer.Typer(
+        help="Train directly for ranking metrics.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.callback()(lambda: None)  # keeps the verb while there is only one
+    for room in (bench,):
+        room.register(app)
+    return app
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; what the user can mend is told in a line."""
+    try:
+        return build()(arguments)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "rankgrad"):
+            raise
+        sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[bench]'")
