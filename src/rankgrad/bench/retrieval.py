@@ -36,10 +36,10 @@ def _step(loss: Callable[[Tensor, Tensor], Tensor], embeddings: Tensor, labels: 
     leaf = embeddings.detach().requires_grad_()
 
     def step() -> Tensor:
-        leaf.grad = None
         loss(leaf, labels).backward()  # type: ignore[no-untyped-call]
-        assert leaf.grad is not None
-        return leaf.grad
+        grad, leaf.grad = leaf.grad, None
+        assert grad is not None
+        return grad
 
     return step
 

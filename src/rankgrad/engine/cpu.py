@@ -17,6 +17,7 @@ from rankgrad.engine.forms import FORMS, weight_tables
 from rankgrad.engine.precision import count_dtype
 
 _LONG = 1 << 16  # lists at least this long are cut into chunks when there are fewer lists than threads
+_DENSE = 4  # one relevant item in so many, or more: sort the irrelevant items too, and merge
 
 
 @functools.cache
@@ -78,8 +79,8 @@ class _Rows:
 
     @property
     def long(self) -> bool:
-        """Whether to cut each list for the threads, rather than to give each thread some lists."""
-        return self.scores.shape[1] >= _LONG and len(self) < self.threads
+        """Whether to work on each list with all threads, rather than to give each thread some lists."""
+        return self.scores.shape[1] >= _LONG and len(self) < max(self.threads, 2)
 
     def all(self) -> tuple[Any, ...]:
         return self.scores, self.decode, self.relevance, self.mask, self.masked, self.half
@@ -97,16 +98,25 @@ class _List:
         counts = np.empty((chunks, 2), np.int64)
         _each(chunks, lambda chunk: kernels.count_items(relevance, mask, masked, counts, chunk))
         p, self.items = (int(total) for total in counts.sum(0))
-        self.words, self._spare = np.empty(p, np.uint64), np.empty(max(p, 1), np.uint64)
+        others = self.items - p if p * _DENSE > self.items else 0
+        self.words, self._spare = np.empty(p, np.uint64), np.empty(max(p, others, 1), np.uint64)
         _each(chunks, lambda chunk: kernels.gather_words(*row, counts, self.words, chunk))
-        self._sort()
+        self._others = None
+        if others:
+            self._others = np.empty(others, np.uint64)
+            nan = _each(chunks, lambda chunk: kernels.gather_others(*row, counts, self._others, out, chunk))
+            self._others = self._sort(self._others)
+        self.words = self._sort(self.words)
         self.above, self.nan = self._place(again=False)
+        if others:
+            self.nan = any(nan)
 
-    def _sort(self) -> None:
-        if self.chunks == 1 or len(self.words) < _LONG:
-            self.kernels.sort_words(self.words, self._spare)
-            return
-        source, target = self.words, self._spare
+    def _sort(self, words: Any) -> Any:
+        """Sorted words; the array may become the spare one, and the other way round."""
+        if self.chunks == 1 or len(words) < _LONG:
+            self.kernels.sort_words(words, self._spare[: len(words)])
+            return words
+        source, target = words, self._spare[: len(words)]
         counts = np.empty((self.chunks, 256), np.int64)
         for shift in (np.uint64(32 + 8 * digit) for digit in range(4)):
             digits = functools.partial(self.kernels.count_digits, source, shift, counts)
@@ -114,10 +124,20 @@ class _List:
             if self.kernels.start_digits(counts, len(source)):
                 _each(self.chunks, functools.partial(self.kernels.move_by_digit, source, target, shift, counts))
                 source, target = target, source
-        self.words, self._spare = source, target
-        self.kernels.order_ties(self.words)
+        if source is not words:
+            words[:] = source
+        self.kernels.order_ties(words)
+        return words
 
     def _place(self, *, again: bool) -> tuple[Any, bool]:
+        if self._others is not None:
+            above = np.empty(len(self.words), self.out.dtype)
+            merge = self.kernels.merge
+            _each(
+                self.chunks,
+                lambda chunk: merge(self.words, self._others, self.out, again, above, chunk, self.chunks),
+            )
+            return above, False
         n = len(self.row[2])
         levels, table, best, scale = self.kernels.prepare(self.words, self._spare, n, self.out)
         best, scale = np.float32(best), np.float32(scale)  # Numba hands out Python's doubles
@@ -136,7 +156,7 @@ class _List:
             self.out[:] = 0
             return
         self.kernels.lift(self.words, self.above, steps, self.out)
-        self._sort()
+        self.words = self._sort(self.words)
         above, _ = self._place(again=True)
         self.kernels.settle(self.words, above, self.out)
 

@@ -249,7 +249,7 @@ def _short_list_losses(
     counts, items = new(rows, dtype=torch.int32), new(calls, per_call, dtype=torch.int64)
     lists, losses = new(calls, dtype=torch.int64), new(calls, per_call, dtype=torch.float64)
     changes = new(scores.shape, dtype=torch.int32) if with_changes else _no_changes(scores)
-    group = 4 if max_relevant is None else min(max(4, 1 << (max_relevant - 1).bit_length()), 16)
+    group = 4 if max_relevant is not None and max_relevant <= 4 else 16
     first_group = new(rows, group, dtype=torch.int32)
     several = with_changes and min(n, max_relevant or n) > group
     ranks = new(scores.shape, dtype=torch.uint16) if several else counts
@@ -262,7 +262,7 @@ def _short_list_losses(
     kernels.rank_lists[(rows,)](
         scores, relevance, exists, counts, items, first_group, lists, tables, losses, changes, ranks, n,
         half_of(margin), bits(lam), tables.shape[-1], per_call, FORM=FORMS.index(form), WRITE=with_changes,
-        MASKED=masked, ROWS=group, BLOCK=min(_ROW_BLOCK, max(128, 1 << (n - 1).bit_length())), num_warps=4,
+        MASKED=masked, FEW=4, ROWS=group, BLOCK=min(_ROW_BLOCK, max(128, 1 << (n - 1).bit_length())), num_warps=4,
     )  # fmt: skip
     return losses, changes, items, lists
 

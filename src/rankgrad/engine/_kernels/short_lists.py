@@ -1,7 +1,8 @@
 """Triton kernels for many short lists: one program a list, its relevant items a group at a time against the row.
 
 A group is the next ROWS relevant items by index, held in registers; one sweep over the row compares all its
-items with all of the group. Few relevant items, as in retrieval, are one group, and the row stays in the cache.
+items with all of the group. Few relevant items, as in retrieval, are one group (of FEW or ROWS), and the row
+stays in the cache.
 What a list needs for later sweeps stands in its own row of ``changes``: a relevant item's moved score, as
 bits, until its rank change replaces it. With more than one group the new ranks wait in ``ranks`` (16 bits, one
 less than the rank: lists are no longer than 65,536) until all groups are done.
@@ -142,8 +143,8 @@ def _one_group(
 @triton.jit(do_not_specialize=["lam_bits"])
 def rank_lists(
     scores, relevance, mask, counts, items, first_group, lists, weights, losses, changes, ranks, n, half, lam_bits,
-    n_weights, per_call, FORM: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    n_weights, per_call, FORM: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr, FEW: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Loss of a list and (WRITE) the rank change of each of its items."""
     row = tl.program_id(0).to(tl.int64)
@@ -161,6 +162,12 @@ def rank_lists(
     lam_list = lam * tl.load(items + row).to(tl.float64) / counting.to(tl.float64)
     per_list = lam_list / tl.maximum(p, 1).to(tl.float64)
 
+    if p <= FEW:
+        _one_group(
+            scores, relevance, mask, first_group + row * ROWS, weights, losses, changes, row, n, half, n_weights, p,
+            per_list, FORM, WRITE, MASKED, FEW, BLOCK,
+        )  # fmt: skip
+        return
     if p <= ROWS:
         _one_group(
             scores, relevance, mask, first_group + row * ROWS, weights, losses, changes, row, n, half, n_weights, p,

@@ -236,6 +236,12 @@ def gather_words(scores, decode, relevance, mask, masked, half, counts, words, c
     """Collect the relevant items of a chunk, in order of index."""
     at = counts[:chunk, 0].sum()
     low, high = bounds(len(relevance), chunk, len(counts))
+    if counts[chunk, 0] * 16 > high - low and not masked:  # too many for the branch to be foreseen
+        last = at + counts[chunk, 0] - 1
+        for j in range(low, high):
+            words[min(at, last)] = word_of(_read(scores, decode, j) - half, j) if at <= last else words[last]
+            at += relevance[j]
+        return
     for j in range(low, high):
         if relevance[j] and (not masked or mask[j]):
             words[at] = word_of(_read(scores, decode, j) - half, j)
@@ -337,6 +343,56 @@ def settle(words, above, out):
     for m in range(len(words)):
         index = index_of(words[m])
         out[index] = m + 1 + above[m] - out[index]
+
+
+# ------------------------------------------------------------------- many relevant items: merge, do not search
+
+
+@_compiled
+def gather_others(scores, decode, relevance, mask, masked, half, counts, words, out, chunk):
+    """Collect the irrelevant items of a chunk as words, in order of index; returns whether a NaN was seen."""
+    low, high = bounds(len(relevance), chunk, len(counts))
+    at = (counts[:chunk, 1] - counts[:chunk, 0]).sum()
+    last = at + counts[chunk, 1] - counts[chunk, 0] - 1
+    bad = False
+    for j in range(low, high):
+        value = _read(scores, decode, j)
+        exists = not masked or mask[j] != 0
+        bad |= exists and value != value
+        if at <= last:
+            words[at] = word_of(value + half, j)
+        at += exists and not relevance[j]
+        if masked and not exists and len(out):
+            out[j] = 0
+    return bad
+
+
+@_compiled
+def merge(words, others, out, again, above, chunk, chunks):
+    """Walk down a chunk of the sorted irrelevant items beside the sorted relevant ones: places and counts.
+
+    ``out`` as in :func:`stream`; ``above`` gets the irrelevant items at or above each slot passed on the way.
+    """
+    low, high = bounds(len(others), chunk, chunks)
+    m, end = 0, len(words)
+    if low > 0:  # what the chunk before has passed at its last item
+        while m < end:
+            middle = (m + end) // 2
+            if words[middle] >> np.uint64(32) < others[low - 1] >> np.uint64(32):
+                m = middle + 1
+            else:
+                end = middle
+    for i in range(low, high):
+        key = others[i] >> np.uint64(32)
+        while m < len(words) and words[m] >> np.uint64(32) < key:
+            above[m] = i
+            m += 1
+        if len(out):
+            j = index_of(others[i])
+            out[j] = m - out[j] if again else m
+    if chunk == chunks - 1:
+        for slot in range(m, len(words)):
+            above[slot] = len(others)
 
 
 # -------------------------------------------------------------------------------------- the named losses
