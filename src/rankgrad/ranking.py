@@ -138,7 +138,7 @@ def blackbox(solver: Callable[[Tensor], Tensor], *, lam: float) -> Callable[[Ten
 
     def solve(costs: Tensor) -> Tensor:
         costs = _check.floating("costs", costs)
-        solution: Tensor = _Blackbox.apply(solver, lam, costs)  # type: ignore[no-untyped-call]
+        solution: Tensor = _Blackbox.apply(solver, lam, costs)
         if solution.shape != costs.shape:
             raise _check.fail("solver", f"a solution of the shape of the costs {list(costs.shape)}", solution)
         return solution

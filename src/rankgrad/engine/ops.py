@@ -223,8 +223,11 @@ def list_losses(
     margin: float,
     with_changes: bool,
     check_finite: bool,
+    lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss of every list, and how far Algorithm 1 moves every item's rank.
+
+    ``lists`` (``[calls]``) is how many lists count where some of them are on other processes.
 
     Returns:
         ``losses`` (float64 ``[calls, lists]``), ``changes`` (integers ``[calls, lists, n]``, or
@@ -237,7 +240,8 @@ def list_losses(
     above, position, count = engine.relevant_ranks(scores, relevant, exists, margin)
     values, slopes = forms.item_terms(form, weights, above)
     losses = _poisoned(forms.list_losses(values, count), scores, mask)
-    items, lists = exists.sum(-1), (count > 0).sum(-1)
+    items = exists.sum(-1)
+    lists = (count > 0).sum(-1) if lists is None else lists.clone()
     if not with_changes:
         return losses, losses.new_empty(*losses.shape, 0, dtype=count_dtype(scores.shape[-1])), items, lists
     steps = forms.score_steps(slopes, count, items, lists, lam, compute_dtype(scores.dtype))
@@ -255,12 +259,13 @@ def _(
     margin: float,
     with_changes: bool,
     check_finite: bool,
+    lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    calls, lists, n = scores.shape
+    calls, rows, n = scores.shape
     return (
-        scores.new_empty(calls, lists, dtype=torch.float64),
-        scores.new_empty(calls, lists, n if with_changes else 0, dtype=count_dtype(n)),
-        scores.new_empty(calls, lists, dtype=torch.int64),
+        scores.new_empty(calls, rows, dtype=torch.float64),
+        scores.new_empty(calls, rows, n if with_changes else 0, dtype=count_dtype(n)),
+        scores.new_empty(calls, rows, dtype=torch.int64),
         scores.new_empty(calls, dtype=torch.int64),
     )
 

@@ -19,6 +19,7 @@ def average_precision_loss(
     mask: Tensor | None = None,
     reduction: str = "mean",
     check_finite: bool = False,
+    lists: Tensor | None = None,
 ) -> Tensor:
     r"""One minus average precision.
 
@@ -35,6 +36,7 @@ def average_precision_loss(
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
         check_finite: As in :func:`recall_loss`.
+        lists: As in :func:`recall_loss`.
 
     Returns:
         A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant).
@@ -58,6 +60,7 @@ def average_precision_loss(
         mask=mask,
         reduction=reduction,
         check_finite=check_finite,
+        lists=lists,
     )
 
 
@@ -136,15 +139,27 @@ class AveragePrecisionLoss(EmbeddingLoss):
         margin: Score margin, in cosine similarity.
         log: Average -log(precision) instead of 1 - precision.
         memory: How many past batches serve as extra candidates.
+        distributed: With several processes, take the batches of all of them as one; see :class:`RecallLoss`.
     """
 
-    def __init__(self, lam: float = 0.2, margin: float = 0.05, log: bool = False, memory: int = 0) -> None:
-        super().__init__(lam, margin, memory)
+    def __init__(
+        self,
+        lam: float = 0.2,
+        margin: float = 0.05,
+        log: bool = False,
+        memory: int = 0,
+        distributed: bool = False,
+    ) -> None:
+        super().__init__(lam, margin, memory, distributed)
         self.log = bool(log)
 
-    def list_loss(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
+    def list_loss(
+        self, scores: Tensor, relevance: Tensor, mask: Tensor | None, lists: Tensor | None = None
+    ) -> Tensor:
         """Mean average precision loss of the lists."""
-        return average_precision_loss(scores, relevance, lam=self.lam, margin=self.margin, log=self.log, mask=mask)
+        return average_precision_loss(
+            scores, relevance, lam=self.lam, margin=self.margin, log=self.log, mask=mask, lists=lists
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, log={self.log}"

@@ -37,6 +37,7 @@ def recall_loss(
     mask: Tensor | None = None,
     reduction: str = "mean",
     check_finite: bool = False,
+    lists: Tensor | None = None,
 ) -> Tensor:
     r"""Recall at every K at once: how many irrelevant items stand above each relevant one.
 
@@ -56,6 +57,8 @@ def recall_loss(
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
         check_finite: On a GPU a NaN score makes the loss NaN; True waits for the device and raises instead
             (as the CPU always does).
+        lists: How many lists count, a scalar tensor, where other processes have some of them; the result is then
+            this call's share of their mean.
 
     Returns:
         A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant). Its gradient is linear in
@@ -80,6 +83,7 @@ def recall_loss(
         mask=mask,
         reduction=reduction,
         check_finite=check_finite,
+        lists=lists,
     )
 
 
@@ -93,6 +97,9 @@ class RecallLoss(EmbeddingLoss):
         margin: Score margin, in cosine similarity.
         weight: As in :func:`recall_loss`.
         memory: How many past batches serve as extra candidates.
+        distributed: With several processes of torch.distributed, the batch is all of theirs together: the value is
+            the same in each, and after DistributedDataParallel's averaging so are the gradients, as if one process
+            had the whole batch.
 
     Example:
         >>> loss = rankgrad.RecallLoss(memory=3)
@@ -101,17 +108,28 @@ class RecallLoss(EmbeddingLoss):
         >>> loss(embeddings, labels).backward()
     """
 
-    def __init__(self, lam: float = 0.2, margin: float = 0.02, weight: Weight = "loglog", memory: int = 0) -> None:
-        super().__init__(lam, margin, memory)
+    def __init__(
+        self,
+        lam: float = 0.2,
+        margin: float = 0.02,
+        weight: Weight = "loglog",
+        memory: int = 0,
+        distributed: bool = False,
+    ) -> None:
+        super().__init__(lam, margin, memory, distributed)
         weight = _form(weight)
         if isinstance(weight, Tensor):
             self.register_buffer("weight", weight)
         else:
             self.weight = weight
 
-    def list_loss(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
+    def list_loss(
+        self, scores: Tensor, relevance: Tensor, mask: Tensor | None, lists: Tensor | None = None
+    ) -> Tensor:
         """Mean recall loss of the lists."""
-        return recall_loss(scores, relevance, lam=self.lam, margin=self.margin, weight=self.weight, mask=mask)
+        return recall_loss(
+            scores, relevance, lam=self.lam, margin=self.margin, weight=self.weight, mask=mask, lists=lists
+        )
 
     def extra_repr(self) -> str:
         weight = f"{len(self.weight)} weights" if isinstance(self.weight, torch.Tensor) else repr(self.weight)
