@@ -1,0 +1,43 @@
+"""The command ``rankgrad``: thin verbs; what they do is in the rooms."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import typer
+
+
+def build() -> typer.Typer:
+    """The application, with the commands of every room."""
+    import typer
+
+    from rankgrad.recipes import commands as recipes
+    from rankgrad.retrieval import commands as retrieval
+
+    app = typer.Typer(
+        help="Train directly for ranking metrics.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    for room in (recipes, retrieval):
+        room.register(app)
+    return app
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; what the user can mend is told in a line."""
+    try:
+        app = build()
+    except ModuleNotFoundError as error:
+        sys.exit(f"rankgrad: {error.name} is not installed: pip install 'rankgrad[train]'")
+    from rankgrad.training.errors import UserError
+
+    try:
+        return app(arguments)
+    except UserError as error:
+        sys.exit(f"rankgrad: {error}")
+    except KeyboardInterrupt:
+        sys.exit("rankgrad: interrupted; --resume continues from the last checkpoint")
