@@ -39,5 +39,3 @@ def main(arguments: list[str] | None = None) -> Any:
         return app(arguments)
     except UserError as error:
         sys.exit(f"rankgrad: {error}")
-    except KeyboardInterrupt:
-        sys.exit("rankgrad: interrupted; --resume continues from the last checkpoint")

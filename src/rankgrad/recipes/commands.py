@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankgrad import recipes
+from rankgrad.training.errors import UserError
 
 _OUT = Console(soft_wrap=True, highlight=False)
 
@@ -30,7 +31,10 @@ def train(
     from rankgrad.training import log, machine
 
     overrides = [*(settings or []), *([f"data.root={data}"] if data is not None else [])]
-    folder, results = run.run(recipe, overrides, out=out, resume=resume, seeds=seeds)
+    try:
+        folder, results = run.run(recipe, overrides, out=out, resume=resume, seeds=seeds)
+    except KeyboardInterrupt:
+        raise UserError("interrupted; --resume continues from the last checkpoint") from None
     if distributed.rank() != 0:
         return
     if seeds > 1:

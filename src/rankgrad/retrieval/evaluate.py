@@ -29,7 +29,7 @@ class Standing:
         """Percentages over the queries that have something relevant."""
         counts = self.first > 0
         many = counts.sum().clamp(min=1)
-        shares = {f"R@{k}": (counts & (self.first <= k)).sum() / many for k in recall_at}
+        shares = {f"R@{k}": (counts & (self.first <= k)).sum().double() / many for k in recall_at}
         shares["mAP@R"] = self.map_at_r.sum() / many
         shares["AP"] = self.average_precision.sum() / many
         return {name: 100 * float(value) for name, value in shares.items()}
