@@ -7,7 +7,7 @@ from PIL import Image
 def picture(path, label, seed, size=(24, 20), kind=None):
     """A noisy picture whose colour tells its class; its real format may differ from what its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    colour = np.random.default_rng(1000 + label).integers(40, 216, 3)
+    colour = np.random.default_rng(1000 + label).integers(122, 134, 3)
     noise = np.random.default_rng([label, seed]).integers(-40, 40, (size[1], size[0], 3))
     Image.fromarray(np.clip(colour + noise, 0, 255).astype(np.uint8)).save(path, kind)
 

@@ -29,13 +29,14 @@ def build() -> typer.Typer:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; what the user can mend is told in a line."""
-    try:
-        app = build()
-    except ModuleNotFoundError as error:
-        sys.exit(f"rankgrad: {error.name} is not installed: pip install 'rankgrad[train]'")
     from rankgrad.training.errors import UserError
 
     try:
-        return app(arguments)
+        return build()(arguments)
     except UserError as error:
         sys.exit(f"rankgrad: {error}")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "rankgrad"):
+            raise
+        sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[train]'")

@@ -34,13 +34,18 @@ def embed(
     weights, notes = load_weights(checkpoint)
     config: Config = validated(notes["config"], Config)
     paths = [path for given in images for path in (pictures_in(given) if given.is_dir() else [given])]
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
     if not paths:
         raise UserError(f"IMAGES: no pictures in {', '.join(map(str, images))}")
     names = [str(path) for path in paths]
     pictures = Pictures(paths, torch.zeros(len(paths), dtype=torch.int64), None, names)
     where = torch.device(device)
     network = rebuild(config.model, config.view.crop, notes, weights).to(where)
-    source = Source(pictures, Data(name="folder", cache="none"), config.view, where)
+    source = Source(pictures, Data(name="folder", broken="skip"), config.view, where)
+    if source.faults:
+        raise UserError(f"IMAGES: {'; '.join(source.faults[:5])}")
     file = io.BytesIO()
     embeddings = unit_length(embed_all(network, source, config.view, config.precision)).cpu().numpy()
     np.savez(file, embeddings=embeddings, names=np.array(names))

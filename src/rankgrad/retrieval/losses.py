@@ -12,7 +12,7 @@ from rankgrad import distributed
 from rankgrad.losses import AveragePrecisionLoss, RecallLoss
 from rankgrad.retrieval.config import Named
 from rankgrad.training.config import nearest
-from rankgrad.training.errors import UserError, needs
+from rankgrad.training.errors import UserError
 
 OURS: dict[str, tuple[type[nn.Module], str]] = {
     "recall": (RecallLoss, "recall at every K, weight: log or loglog (the paper's retrieval loss)"),
@@ -65,10 +65,8 @@ def _call(key: str, made: Callable[..., Any], arguments: dict[str, Any], given: 
 
 def _pml(key: str, config: Named, room: str, given: dict[str, Any]) -> nn.Module:
     """An object of pytorch-metric-learning by name."""
-    try:
-        from pytorch_metric_learning import losses, miners
-    except ModuleNotFoundError as error:
-        raise needs("train", error) from None
+    from pytorch_metric_learning import losses, miners
+
     name = config.name.removeprefix("pml:")
     module = {"losses": losses, "miners": miners}[room]
     known = [n for n in vars(module) if n[0].isupper()]

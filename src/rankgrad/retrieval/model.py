@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rankgrad.retrieval.config import Model
 from rankgrad.training.config import nearest
-from rankgrad.training.errors import UserError, needs
+from rankgrad.training.errors import UserError
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -71,17 +71,13 @@ def _backbone(name: str, pretrained: bool) -> nn.Module:
         raise UserError(f"model.backbone: unknown library {library!r}{nearest(library, ['timm', 'torchvision'])}")
     if name == "tiny":
         return tiny()
-    try:
-        from torchvision import models
-    except ModuleNotFoundError as error:
-        raise needs("train", error) from None
+    from torchvision import models
+
     ours = [n for n in models.list_models() if "." not in n and "/" not in n]
     if library != "timm" and bare in ours:
         return _without_classifier(models.get_model(bare, weights="DEFAULT" if pretrained else None))
-    try:
-        import timm
-    except ModuleNotFoundError as error:
-        raise needs("train", error) from None
+    import timm
+
     if library != "torchvision" and timm.is_model(bare):
         network: nn.Module = timm.create_model(bare, pretrained=pretrained, num_classes=0)
         return network

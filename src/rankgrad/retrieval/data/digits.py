@@ -6,15 +6,12 @@ import torch
 
 from rankgrad.retrieval.config import Data
 from rankgrad.retrieval.data.splits import Pictures, Splits
-from rankgrad.training.errors import needs
 
 
 def read(config: Data) -> Splits:
     """Every other picture of each digit trains, the rest tests: ten classes are too few to keep some apart."""
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise needs("train", error) from None
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     images = (torch.tensor(data.images) * (255 / 16)).round().to(torch.uint8)
     labels = torch.tensor(data.target, dtype=torch.int64)
