@@ -23,9 +23,9 @@ from rankgrad.training.checkpoint import write_text
 _SHOWN, _NEAREST, _SIDE = 8, 8, 96
 
 _STYLE = """<style>
-.row { display: flex; gap: 8px; margin: 8px 0; align-items: center; overflow-x: auto; }
-.row figure { margin: 0; width: 104px; flex: none; }
-.row img { width: 96px; height: 96px; object-fit: cover; border: 4px solid #98a2b3;
+.row { display: flex; gap: 7px; margin: 8px 0; align-items: center; overflow-x: auto; }
+.row figure { margin: 0; width: 92px; flex: none; }
+.row img { width: 92px; height: 92px; object-fit: cover; border: 4px solid #98a2b3;
   border-radius: 6px; display: block; }
 .row .right img { border-color: var(--right); } .row .wrong img { border-color: var(--wrong); }
 .row figcaption { font-size: 11px; color: var(--soft); overflow: hidden;
@@ -112,7 +112,8 @@ def _row(example: dict[str, Any]) -> str:
     first = f"first right: {example['rank']}"
     figures = [_figure(example, "query", first)]
     for item in example["nearest"]:
-        figures.append(_figure(item, "right" if item["right"] else "wrong", f"{item['score']:.3f}"))
+        mark = "\u2713" if item["right"] else "\u2717"  # not by colour alone
+        figures.append(_figure(item, "right" if item["right"] else "wrong", f"{mark} {item['score']:.3f}"))
     return f'<div class="row">{"".join(figures)}</div>'
 
 

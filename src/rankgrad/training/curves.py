@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 _COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 470, 280, 46, 34, 26, 84
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 455, 280, 46, 34, 26, 64
 
 Points = Sequence[tuple[float, float]]
 

@@ -25,6 +25,7 @@ th:first-child, td:first-child { text-align: left; } thead th { color: var(--sof
 tr.own td { font-weight: 700; background: #eef6f0; } .wide { overflow-x: auto; }
 .charts { display: flex; flex-wrap: wrap; gap: 18px; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
+.machine td { text-align: left; }
 .settings td { font-family: ui-monospace, monospace; font-size: 12.5px; text-align: left; }
 .settings { columns: 2; } .settings tr { break-inside: avoid; }
 @media (max-width: 700px) { .settings { columns: 1; } }
@@ -72,7 +73,7 @@ def write_report(
     machine: Mapping[str, str],
     sections: Sequence[tuple[str, str]],
 ) -> Path:
-    """The report of one run: the subject's sections, curves, hardware and time, settings."""
+    """The report of one run: the subject's result, curves, its other sections, hardware and time, settings."""
     path = folder / "report.html"
     charts = [chart("training loss", {"loss": [(row["step"], row["loss"]) for row in steps]}, "step", smooth=True)]
     metrics = [name for name in (evaluations[0] if evaluations else {}) if name not in ("step", "epoch")]
@@ -80,8 +81,9 @@ def write_report(
         series = {name: [(row["epoch"], row[name]) for row in evaluations] for name in metrics}
         charts.append(chart("evaluation, %", series, "epoch"))
     every = [
-        *sections,
+        *sections[:1],
         ("Curves", f'<div class="charts">{"".join(charts)}</div>'),
+        *sections[1:],
         ("Machine and time", _pairs(machine, "machine")),
         ("Settings", _pairs(settings, "settings")),
     ]
