@@ -133,6 +133,8 @@ def _results(run: Path, config: Config) -> str:
     note = "The paper reports the best evaluation on the test classes, mean of three restarts." if rows else ""
     if config.target is not None:
         note += f" The recipe expects R@1 of about {config.target:g}."
+    if config.data.counts == "any" and rows:
+        note += " The size of the data set was not checked: the rows may not compare."
     if config.data.hold_out:
         note += " Tested on held-out training classes: not comparable with the rows of the paper."
     return page.table(["method", *metrics, *extra], cells, own=own) + f"<p>{escape(note)}</p>"

@@ -134,7 +134,7 @@ class RetrievalTask:
         if self.device.type == "cpu" and not bool(embeddings.isfinite().all()):
             lost: Tensor = embeddings.sum() * torch.nan  # the loop stops, with a message
             return lost
-        labels, items = self.labels[mine].to(self.device), mine.to(self.device)
+        labels, items = augment.sent(self.labels[mine], self.device), augment.sent(mine, self.device)
         loss: Tensor = self.loss(embeddings, labels, items)
         return loss
 

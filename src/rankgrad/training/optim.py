@@ -16,7 +16,8 @@ def make_optimizer(groups: list[dict[str, Any]], config: Optim) -> torch.optim.O
     if config.name == "sgd":
         return torch.optim.SGD(groups, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(groups, config.lr, weight_decay=config.weight_decay)
+    fused = all(parameter.is_cuda for group in groups for parameter in group["params"])
+    return kind(groups, config.lr, weight_decay=config.weight_decay, fused=fused or None)
 
 
 def learning_rate(config: Optim, step: int, steps_per_epoch: int, epochs: int) -> float:
