@@ -3,11 +3,13 @@
 import csv
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from rankgrad.recipes import run
 from rankgrad.training import checkpoint, log, optim
 from rankgrad.training.config import Optim
 from rankgrad.training.errors import UserError
-from rankgrad.training.loop import Trainer
+from rankgrad.training.loop import Trainer, seed_step
 
 import pictures
 
@@ -282,6 +284,16 @@ def test_fp16_scales_the_loss_and_leaves_lambda_alone(tmp_path):
     assert any(
         not torch.equal(a, start[n]) for (n, _), a in zip(task.network.named_parameters(), found[0], strict=True)
     )
+
+
+def test_every_step_seeds_every_generator():
+    def draws(seed, step):
+        seed_step(seed, step)
+        return torch.rand(1).item(), np.random.rand(), random.random()
+
+    assert draws(0, 3) == draws(0, 3)
+    for other in (draws(0, 4), draws(1, 3)):
+        assert all(a != b for a, b in zip(draws(0, 3), other, strict=True))
 
 
 def test_logs(tmp_path):

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankgrad import recipes
+from rankgrad.recipes.subjects import SUBJECTS
 from rankgrad.training.errors import UserError
 
 _OUT = Console(soft_wrap=True, highlight=False)
@@ -49,16 +50,10 @@ def train(
 
 def ls() -> None:
     """Recipes, losses and data sets."""
-    from rankgrad.retrieval.data import READERS
-    from rankgrad.retrieval.losses import OURS
-
-    rooms = {
-        "recipe": {name: recipes.summary(name) for name in recipes.recipe_names()},
-        "loss": {name: told for name, (_, told) in OURS.items()}
-        | {"pml:NAME": "any loss of pytorch-metric-learning, e.g. pml:FastAPLoss"},
-        "data set": {name: told for name, (_, told) in READERS.items()},
-    }
-    for kind, entries in rooms.items():
+    listings = {"recipe": {name: recipes.summary(name) for name in recipes.recipe_names()}}
+    for name, subject in SUBJECTS.items():
+        listings |= {f"{name}: {kind}": entries for kind, entries in subject.listing().items()}
+    for kind, entries in listings.items():
         table = Table(kind, "", box=None, header_style="bold")
         for name, told in entries.items():
             table.add_row(name, told)

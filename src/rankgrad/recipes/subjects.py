@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """A module with ``Config``, ``build_task``, ``evaluate_checkpoint`` and ``report_sections``."""
+    """A module with ``Config``, ``listing``, ``build_task``, ``evaluate_checkpoint`` and ``report_sections``."""
 
     def __init__(self, module: str) -> None:
         self._name = module
@@ -26,6 +26,10 @@ class Subject:
     def config(self) -> type[RunConfig]:
         """The class of its settings."""
         return cast("type[RunConfig]", self._room.Config)
+
+    def listing(self) -> dict[str, dict[str, str]]:
+        """What it offers, by kind: losses and data sets, a line each."""
+        return cast("dict[str, dict[str, str]]", self._room.listing())
 
     def build(self, config: Any, device: torch.device) -> Task:
         """The task of these settings: data read, network and loss made."""

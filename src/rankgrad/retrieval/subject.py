@@ -9,7 +9,19 @@ import torch
 
 from rankgrad.retrieval.config import Config
 
-__all__ = ["Config", "build_task", "evaluate_checkpoint", "report_sections"]
+__all__ = ["Config", "build_task", "evaluate_checkpoint", "listing", "report_sections"]
+
+
+def listing() -> dict[str, dict[str, str]]:
+    """Losses and data sets, a line each."""
+    from rankgrad.retrieval.data import READERS
+    from rankgrad.retrieval.losses import OURS
+
+    rivals = {"pml:NAME": "any loss of pytorch-metric-learning, e.g. pml:FastAPLoss"}
+    return {
+        "loss": {name: told for name, (_, told) in OURS.items()} | rivals,
+        "data set": {name: told for name, (_, told) in READERS.items()},
+    }
 
 
 def build_task(config: Config, device: torch.device) -> Any:
