@@ -296,6 +296,30 @@ def test_every_step_seeds_every_generator():
         assert all(a != b for a, b in zip(draws(0, 3), other, strict=True))
 
 
+def test_every_step_draws_its_own_crops(monkeypatch):
+    """Fixed by (seed, step): the same picture is cut differently in every step, and alike in a repeated run."""
+    from rankgrad.retrieval import augment
+
+    seen, inner = [], augment.crops
+
+    def watched(pictures, boxes, flips, crop):
+        seen.append((boxes, flips))
+        return inner(pictures, boxes, flips, crop)
+
+    monkeypatch.setattr(augment, "crops", watched)
+    settings = ["view.resize=12", "view.augment=resized_crop", "view.flip=true"]
+    for seed in (0, 0, 1):
+        subject, config = recipes.load("digits", [*settings, f"seed={seed}"])
+        task = subject.build(config, torch.device("cpu"))
+        for step in (0, 1):
+            task.batch_loss(task.network, step)
+    first, second, *again, other, _ = seen
+    for a, b in zip((first, second), again, strict=True):
+        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+    for b in (second, other):
+        assert not torch.equal(first[0], b[0]) and not torch.equal(first[1], b[1])
+
+
 def test_logs(tmp_path):
     table = log.Table(tmp_path / "t.csv", 0)
     table.append([{"step": s, "loss": s / 3} for s in range(1, 6)])
