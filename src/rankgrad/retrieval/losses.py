@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from rankgrad import distributed
@@ -40,10 +41,11 @@ class _Pml(nn.Module):
         self.loss, self.miner = loss, miner
 
     def forward(self, embeddings: Tensor, labels: Tensor, items: Tensor) -> Tensor:
-        """Loss of the gathered batch. These losses know no picture that is twice in a batch."""
-        embeddings, labels = distributed.gather(embeddings.float()), distributed.gather(labels)
-        mined = () if self.miner is None else (self.miner(embeddings, labels),)
-        return cast(Tensor, self.loss(embeddings, labels, *mined))
+        """Loss of the gathered batch, in float32 as ours. These losses know no picture that is twice in a batch."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            embeddings, labels = distributed.gather(embeddings.float()), distributed.gather(labels)
+            mined = () if self.miner is None else (self.miner(embeddings, labels),)
+            return cast(Tensor, self.loss(embeddings, labels, *mined))
 
 
 def _call(key: str, made: Callable[..., Any], arguments: dict[str, Any], given: dict[str, Any]) -> Any:
