@@ -153,6 +153,33 @@ def test_words_between_processes(results):
         assert told == "from 0"
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("form", ["log", "ap", torch.sqrt, torch.tensor([1.0, 0.5])])
+def test_shares_of_a_mean(form, reduction):
+    """Lists in two calls that know how many count in both: the sum and the gradients of one call with all."""
+    g = torch.Generator().manual_seed(0)
+    scores = torch.randn(9, 20, generator=g, dtype=torch.float64)
+    relevance = torch.rand(9, 20, generator=g) < 0.2
+    relevance[7] = False  # does not count
+
+    def loss(x, r, **more):
+        if form == "ap":
+            return rankgrad.average_precision_loss(x, r, lam=3.0, reduction=reduction, **more)
+        return rankgrad.recall_loss(x, r, lam=3.0, weight=form, reduction=reduction, **more)
+
+    whole, parts = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    expected = loss(whole, relevance).sum()
+    expected.backward()
+    found = sum(loss(parts[s], relevance[s], lists=torch.tensor(8)).sum() for s in (slice(0, 4), slice(4, None)))
+    found.backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(parts.grad, whole.grad)
+    assert whole.grad.abs().sum() > 0
+    for wrong in (3, torch.tensor([1, 2]), torch.tensor(2.0)):
+        with pytest.raises((TypeError, ValueError), match=r"^lists: expected"):
+            loss(scores, relevance, lists=wrong)
+
+
 def test_alone_everything_is_the_identity():
     x = torch.randn(3, 2)
     assert distributed.gather(x) is x and distributed.total(x) is x and distributed.share(x).shape == x.shape

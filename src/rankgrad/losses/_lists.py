@@ -38,6 +38,8 @@ def loss_of_lists(
     margin = _check.non_negative("margin", margin)
     mask = _check.mask(mask, scores)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
+    if lists is not None and (_check.tensor("lists", lists).numel() != 1 or lists.is_floating_point()):
+        raise _check.fail("lists", "one integer: how many lists count everywhere", lists)
 
     shape = (1, math.prod(scores.shape[:-1]), scores.shape[-1])
     rows, relevant = scores.reshape(shape), relevance.reshape(shape)
