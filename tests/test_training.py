@@ -1,6 +1,7 @@
 """The whole way: settings, training, checkpoints, an exact continuation, a stop when a loss is lost."""
 
 import csv
+import functools
 import json
 import os
 import random
@@ -168,6 +169,21 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["state.pt"]
 
 
+def test_files_change_by_one_rename(tmp_path, monkeypatch):
+    """Stopped before the rename the old file is there, whole; nothing writes into the file itself."""
+    path = tmp_path / "a.txt"
+    checkpoint.write_text(path, "old")
+
+    def killed(source, target):
+        assert source.read_text() == "new"
+        raise OSError("killed")
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(OSError, match="killed"):
+        checkpoint.write_text(path, "new")
+    assert path.read_text() == "old"
+
+
 def test_a_lost_loss_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch):
     from rankgrad.retrieval.task import RetrievalTask
 
@@ -284,6 +300,20 @@ def test_fp16_scales_the_loss_and_leaves_lambda_alone(tmp_path):
     assert any(
         not torch.equal(a, start[n]) for (n, _), a in zip(task.network.named_parameters(), found[0], strict=True)
     )
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_learns_too(tmp_path, precision):
+    _, (result,) = run.run("digits", ["epochs=2", f"precision={precision}", "device=cpu"], out=str(tmp_path / "a"))
+    assert result.last["mAP@R"] > 75 and result.last["R@1"] > 95
+
+
+def test_compiled_training_is_the_same(tmp_path, monkeypatch):
+    """Through the tracer, without waiting for a compiler; the weights keep their names."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    folders = [run.run("digits", [*SHORT, f"compile={c}"], out=str(tmp_path / c))[0] for c in ("true", "false")]
+    assert rows(folders[0]) == rows(folders[1])
+    assert same_weights(*(folder / "last.safetensors" for folder in folders))
 
 
 def test_every_step_seeds_every_generator():

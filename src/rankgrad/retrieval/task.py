@@ -77,7 +77,7 @@ class RetrievalTask:
         losses.build(config.loss, config.miner, classes=4, embedding=4)  # wrong arguments show before data is read
         train, self.query, self.gallery = read_sources(config.data, config.view, device, train=True)
         assert train is not None
-        self.train = train
+        self.source = train
         labels = train.pictures.labels
         self.labels = labels.unique(return_inverse=True)[1]
         if config.batch.size % distributed.count():
@@ -94,7 +94,7 @@ class RetrievalTask:
         ).to(device)
 
     def _sampler(self) -> ClassSampler | SuperLabelSampler:
-        batch, pictures = self.config.batch, self.train.pictures
+        batch, pictures = self.config.batch, self.source.pictures
         try:
             if batch.sampler == "classes":
                 return ClassSampler(self.labels, size=batch.size, per_class=batch.per_class, seed=self.config.seed)
@@ -126,7 +126,7 @@ class RetrievalTask:
         view = self.config.view
         everyone = self.sampler.at(step)
         mine = distributed.share(everyone)
-        pictures = self.train.fetch(mine, distributed.share(self.sampler.at(step + 1)))
+        pictures = self.source.fetch(mine, distributed.share(self.sampler.at(step + 1)))
         seed = np.random.SeedSequence([self.config.seed, step, 1]).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
         boxes, flips = self._boxes(pictures.height, pictures.width, len(everyone), generator)
