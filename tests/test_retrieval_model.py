@@ -53,6 +53,14 @@ def test_the_seed_makes_the_network():
     assert not torch.equal(make(1)["embedding.weight"], make(2)["embedding.weight"])
 
 
+def test_embeddings_are_float32_under_autocast():
+    network, _ = model.build(Model(backbone="tiny", weights="none", embedding=4), 16, 0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = network(torch.randn(64, 3, 16, 16))
+    assert out.dtype == torch.float32
+    assert not torch.equal(out, out.bfloat16().float())
+
+
 def test_frozen_batch_norm_keeps_its_statistics():
     for frozen in (True, False):
         kind = "frozen" if frozen else "train"

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -234,7 +235,12 @@ def test_seeds_report_mean_and_spread(tmp_path):
     assert best["mean"] == pytest.approx(mean)
     assert best["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert (folder / "seed-0" / "best.safetensors").is_file() and (folder / "seed-1" / "report.html").is_file()
-    assert f"{mean:.1f}" in (folder / "report.html").read_text()
+    assert f"{mean:.1f}" in (page := (folder / "report.html").read_text())
+    for path in [folder / "report.html", *folder.glob("seed-*/report.html")]:
+        path.unlink()
+    assert run.write_report(folder).read_text() == page
+    assert re.findall('href="([^"]*)"', page) == ["seed-0/report.html", "seed-1/report.html"]
+    assert all((folder / link).is_file() for link in ("seed-0/report.html", "seed-1/report.html"))
 
 
 def test_every_data_set_trains_from_the_command_line(tmp_path, capsys):

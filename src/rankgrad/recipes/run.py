@@ -87,7 +87,7 @@ def run(
         results.append(_one(subject, restart, folder / f"seed-{seed}", device, resume=resume))
     if distributed.rank() == 0:
         checkpoint.write_text(folder / "seeds.json", json.dumps(spread(results), indent=1))
-        page.write_overview(folder, f"{name}, {seeds} seeds", spread(results))
+        write_report(folder)
     return folder, results
 
 
@@ -146,7 +146,12 @@ def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def write_report(folder: Path) -> Path:
-    """The report of a run, from the files in its folder."""
+    """The report of a run, from the files in its folder; of several restarts, all of theirs."""
+    restarts = sorted(path.parent for path in folder.glob("seed-*/config.yaml"))
+    if restarts and (folder / "seeds.json").is_file():
+        for restart in restarts:
+            write_report(restart)
+        return page.write_overview(folder, folder.name, json.loads((folder / "seeds.json").read_text()))
     if not (folder / "config.yaml").is_file():
         raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml)")
     subject, config = recipes.load(str(folder))

@@ -25,8 +25,10 @@ class Embedder(nn.Module):
         self.freeze_batch_norm = freeze_batch_norm
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Embeddings of a batch."""
-        out: Tensor = self.embedding(self.backbone(pictures))
+        """Embeddings of a batch, float32 under autocast too: ranks need more than the 8 bits of bf16."""
+        features = self.backbone(pictures)
+        with torch.autocast(pictures.device.type, enabled=False):
+            out: Tensor = self.embedding(features.float())
         return out
 
     def train(self, mode: bool = True) -> Embedder:
