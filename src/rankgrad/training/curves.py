@@ -18,7 +18,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     step = 10 ** math.floor(math.log10(span / wanted))
     step *= next(m for m in (1, 2, 5, 10) if span / (step * m) <= wanted)
     first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 10) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [float(round(i * step, 10)) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def smoothed(points: Points, share: float = 0.02) -> list[tuple[float, float]]:
@@ -59,7 +59,7 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
         _, y = place(x_low, value)
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e6ec"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
-    for value in ticks(x_low, x_high):
+    for value in (v for v in ticks(x_low, x_high) if v.is_integer()):  # epochs and steps are whole
         x, _ = place(value, y_low)
         parts.append(f'<text x="{x:.1f}" y="{floor + 15}" text-anchor="middle">{value:g}</text>')
     parts.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_name)}</text>')
