@@ -33,12 +33,12 @@ class Ragged:
     width: Tensor
 
     @staticmethod
-    def of(pictures: Sequence[Tensor]) -> Ragged:
-        """From ``[H, W, 3]`` uint8 tensors."""
+    def of(pictures: Sequence[Tensor], *, pinned: bool = False) -> Ragged:
+        """From ``[H, W, 3]`` uint8 tensors; ``pinned`` memory travels to a GPU while the CPU goes on."""
         height = torch.tensor([p.shape[0] for p in pictures], dtype=torch.int64)
         width = torch.tensor([p.shape[1] for p in pictures], dtype=torch.int64)
         ends = (height * width).cumsum(0)
-        pixels = torch.empty(int(ends[-1]) if len(ends) else 0, 3, dtype=torch.uint8)
+        pixels = torch.empty(int(ends[-1]) if len(ends) else 0, 3, dtype=torch.uint8, pin_memory=pinned)
         for picture, end in zip(pictures, ends.tolist(), strict=True):
             rows = picture.reshape(-1, 3)
             pixels[end - len(rows) : end] = rows
@@ -49,10 +49,7 @@ class Ragged:
 
     def to(self, device: torch.device) -> Ragged:
         """The pixels on a device."""
-        if device.type == "cpu":
-            return self
-        pixels = self.pixels.pin_memory().to(device, non_blocking=True)
-        return Ragged(pixels, self.begin, self.height, self.width)
+        return Ragged(self.pixels.to(device, non_blocking=True), self.begin, self.height, self.width)
 
     def rows(self, index: Tensor) -> Ragged:
         """Some of the pictures, sharing the pixels."""
@@ -63,9 +60,9 @@ class Ragged:
         begin, height, width = (int(t[row]) for t in (self.begin, self.height, self.width))
         return self.pixels[begin : begin + height * width].reshape(height, width, 3)
 
-    def packed(self, index: Tensor) -> Ragged:
+    def packed(self, index: Tensor, *, pinned: bool = False) -> Ragged:
         """Some of the pictures with only their pixels, ready to travel."""
-        return Ragged.of([self.picture(row) for row in index.tolist()])
+        return Ragged.of([self.picture(row) for row in index.tolist()], pinned=pinned)
 
 
 def decode(source: Path | Tensor, view: View) -> Tensor:
@@ -160,10 +157,12 @@ class Source:
 
     def _begin(self, rows: Tensor) -> Callable[[], Ragged]:
         """Start to read pictures in the background; the call that waits for them is returned."""
+        pinned = self.device.type == "cuda"
         if self.cache is not None:
-            return self._pool.submit(self.cache.packed, rows).result
+            return self._pool.submit(self.cache.packed, rows, pinned=pinned).result
         reading = [self._pool.submit(_try_decode, self.pictures.sources[row], self.view) for row in rows.tolist()]
-        return lambda: Ragged.of([self._sound(r, f.result()) for r, f in zip(rows.tolist(), reading, strict=True)])
+        waiting = list(zip(rows.tolist(), reading, strict=True))
+        return lambda: Ragged.of([self._sound(row, future.result()) for row, future in waiting], pinned=pinned)
 
     def _sound(self, row: int, outcome: Tensor | str) -> Tensor:
         if isinstance(outcome, str):
