@@ -88,6 +88,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.step = 0
         self.result = Result()
+        self.log: log.Log | None = None  # in the process that writes
         self._waiting: list[tuple[dict[str, float], Tensor, Tensor]] = []
 
     @property
@@ -102,10 +103,10 @@ class Trainer:
         network = self._wrapped()
         total = self.config.epochs * self.task.steps_per_epoch
         writes = distributed.rank() == 0
-        self.log = log.Log(self.folder, self.step) if writes else None
+        if writes:
+            self.log = log.Log(self.folder, self.step)
         begin, saved = time.monotonic() - self.result.seconds, time.monotonic()
-        name = str(self.folder)
-        with log.progress(name, total, self.step, show=writes) as bar:
+        with log.progress(str(self.folder), total, self.step, show=writes) as bar:
             if self.step == 0 and self.config.evaluate_first:
                 self._evaluate(0, bar)
             while self.step < total:
