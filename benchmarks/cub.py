@@ -79,7 +79,7 @@ def main() -> None:
             ("last", "mAP@R"),
         ]
         cells = [f"{found[key][0]:.1f} ± {found[key][1]:.1f}" for key in wanted]
-        lines.append(f"| {name} | {' | '.join(cells)} | {seconds:.0f} | `{settings}` |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {seconds:.0f} | {results[-1].speed:,.0f} | `{settings}` |")
         write_text(args.out / "table.md", table(lines, args.seeds, every))
     print((args.out / "table.md").read_text())
 
@@ -95,8 +95,8 @@ def table(lines: list[str], seeds: int, every: list[str]) -> str:
         "",
         f"`rankgrad train cub` with `{' '.join(private)}` and each row's settings. Best: the highest R@1.",
         "",
-        "| loss | best R@1 | R@2 | R@4 | R@8 | mAP@R | last R@1 | last mAP@R | s a run | settings |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| loss | best R@1 | R@2 | R@4 | R@8 | mAP@R | last R@1 | last mAP@R | s a run | pictures/s | settings |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *lines, ""])
 

@@ -78,6 +78,7 @@ def test_digits_learn(tmp_path):
     assert result.last["mAP@R"] > 85
     assert result.best["R@1"] > 96
     assert len(rows(folder)) == 24
+    assert 2400 / result.seconds < result.speed < 1e6  # evaluations apart
     assert {p.name for p in folder.iterdir()} >= {
         "best.safetensors",
         "last.safetensors",

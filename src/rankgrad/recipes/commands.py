@@ -45,6 +45,7 @@ def train(
         (result,) = results
         _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f})")
         _OUT.print(f"last  {log.in_words(result.last)}  in {machine.duration(result.seconds)}")
+        _OUT.print(f"training alone: {result.speed:,.0f} items/s")
     _OUT.print(f"report: {folder / 'report.html'}", markup=False)
 
 

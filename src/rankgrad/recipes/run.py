@@ -145,6 +145,12 @@ def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
     return rows
 
 
+def _time(result: dict[str, Any]) -> dict[str, str]:
+    if not result:
+        return {"time": "not finished"}
+    return {"time": machine.duration(result["seconds"]), "speed": f"{result['speed']:,.0f} items/s in training"}
+
+
 def write_report(folder: Path) -> Path:
     """The report of a run, from the files in its folder; of several restarts, all of theirs."""
     restarts = sorted(path.parent for path in folder.glob("seed-*/config.yaml"))
@@ -163,6 +169,6 @@ def write_report(folder: Path) -> Path:
         settings=_flat(config.model_dump(mode="json")),
         steps=read_table(folder / "steps.csv"),
         evaluations=read_table(folder / "evaluations.csv"),
-        machine={**described, "training time": machine.duration(result["seconds"]) if result else "not finished"},
+        machine={**described, **_time(result)},
         sections=subject.report_sections(folder, config),
     )

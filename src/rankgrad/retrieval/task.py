@@ -85,6 +85,7 @@ class RetrievalTask:
             raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
         self.sampler = self._sampler()
         self.steps_per_epoch = len(self.sampler)
+        self.items_per_step = config.batch.size
         self.network, self._notes = model.build(config.model, config.view.crop, config.seed)
         self.network.to(device)
         if device.type == "cuda":

@@ -33,6 +33,7 @@ class Task(Protocol):
     loss: nn.Module  #: its parameters are trained too; its state (memory, proxies) is saved with the run
     headline: str  #: the metric that says which checkpoint is best; higher is better
     steps_per_epoch: int
+    items_per_step: int  #: pictures in a batch, of all processes
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters of network and loss, with a ``scale`` on the learning rate where it is not 1."""
@@ -57,11 +58,12 @@ class Task(Protocol):
 
 @dataclass
 class Result:
-    """How a run ended: metrics of the best evaluation and of the last one."""
+    """How a run ended: metrics of the best evaluation and of the last one, and time."""
 
     best: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    speed: float = 0.0  #: items per second in training, evaluations and checkpoints apart, at the end
 
 
 def seed_step(seed: int, step: int) -> None:
@@ -109,11 +111,15 @@ class Trainer:
         with log.progress(str(self.folder), total, self.step, show=writes) as bar:
             if self.step == 0 and self.config.evaluate_first:
                 self._evaluate(0, bar)
+            since, from_step = time.monotonic(), self.step
             while self.step < total:
                 self._train_one(network)
                 done_epoch = self.step % self.task.steps_per_epoch == 0
                 if self.device.type == "cpu" or self.step % READ_EVERY == 0 or done_epoch:
                     bar.advance(self.step, self._read_losses())
+                if done_epoch:
+                    items = (self.step - from_step) * self.task.items_per_step
+                    self.result.speed = items / (time.monotonic() - since)
                 epoch = self.step // self.task.steps_per_epoch
                 if done_epoch and (epoch % self.config.evaluate_every == 0 or self.step == total):
                     self._evaluate(epoch, bar)
@@ -121,6 +127,8 @@ class Trainer:
                 if self.step == total or time.monotonic() - saved >= 60 * self.config.save_minutes:
                     self._save()
                     saved = time.monotonic()
+                if done_epoch or saved > since:
+                    since, from_step = time.monotonic(), self.step
         if self.log is not None:
             self.log.close()
         self._finish()
