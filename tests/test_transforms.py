@@ -127,7 +127,7 @@ def op_calls():
     x = SCORES.clone()
     grad_x = SCORES.clone().requires_grad_()
     rows, exists = grad_x[0], MASK[0]
-    losses, changes, items, lists = ops.list_losses(x, RELEVANCE, MASK, None, "ap", 0.7, 0.1, True, False)
+    losses, changes, items, lists = ops.list_losses(x, RELEVANCE, MASK, None, "ap", 0.7, 0.1, True, False, None)
     above, position, _, _ = ops.relevant_ranks(x, RELEVANCE, MASK, 0.1, False)
     steps = torch.rand(above.shape)
     return {
@@ -141,11 +141,11 @@ def op_calls():
         "rank_changes": (ops.rank_changes, (x, RELEVANCE, None, 0.1, position, steps)),
         "list_losses": (
             ops.list_losses,
-            (x, RELEVANCE, MASK, torch.rand(4), "weights", 0.7, 0.1, True, False),
+            (x, RELEVANCE, MASK, torch.rand(4), "weights", 0.7, 0.1, True, False, 11),
         ),
         "list_losses, no changes": (
             ops.list_losses,
-            (x.half(), RELEVANCE, None, None, "log", 0.7, 0.0, False, True),
+            (x.half(), RELEVANCE, None, None, "log", 0.7, 0.0, False, True, None),
         ),
         "reduce_lists": (ops.reduce_lists, (grad_x, losses, changes, items, lists, 0.7, "mean")),
         "reduce_lists, none": (ops.reduce_lists, (grad_x, losses, changes, items, lists, 0.7, "none")),

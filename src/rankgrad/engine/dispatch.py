@@ -1,12 +1,32 @@
 """Which engine runs: decided by the tensor alone, never by the machine or a value."""
 
+import functools
+import importlib.util
+import warnings
 from types import ModuleType
 
 from torch import Tensor
 
-from rankgrad.engine import reference
+from rankgrad.engine import cpu, cuda, reference
+
+#: With fewer scores than this, plain torch is done before Numba's kernels would have been loaded.
+SMALL_ON_CPU = 1 << 15
+
+
+@functools.cache
+def _has_triton() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        warnings.warn(
+            "rankgrad: Triton is not installed; using the slower sorts of torch on the GPU", stacklevel=2
+        )
+        return False
+    return True
 
 
 def engine_for(scores: Tensor) -> ModuleType:
     """The engine for these scores."""
+    if scores.device.type == "cpu" and scores.numel() >= SMALL_ON_CPU:
+        return cpu
+    if scores.device.type == "cuda" and cuda.supports(scores) and _has_triton():
+        return cuda
     return reference

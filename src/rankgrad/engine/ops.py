@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.engine import forms
+from rankgrad.engine import cuda
 from rankgrad.engine.dispatch import engine_for
 from rankgrad.engine.precision import compute_dtype, count_dtype, rank_dtype
 from rankgrad.engine.ranker import exact_ranks
@@ -21,37 +21,35 @@ from rankgrad.engine.ranker import exact_ranks
 # ---------------------------------------------------------------------------- reading the arguments
 
 
-def _exists(scores: Tensor, mask: Tensor | None) -> Tensor:
-    return torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+def _waits_for_checks(scores: Tensor, check_finite: bool) -> bool:
+    """Values are checked on the CPU always, elsewhere (where it waits for the device) if asked to."""
+    return check_finite or scores.device.type == "cpu"
 
 
-def _has_nan(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Which lists have a NaN among their existing items; ``[..., lists]``."""
-    nan = scores.isnan()
-    return (nan if mask is None else nan & mask).any(-1)
-
-
-def _check_scores(scores: Tensor, mask: Tensor | None, check_finite: bool) -> None:
-    """On the CPU always, elsewhere (where it waits for the device) if asked to."""
-    if (scores.device.type == "cpu" or check_finite) and bool(_has_nan(scores, mask).any()):
+def _check_nan(per_list: Tensor) -> None:
+    """The engines mark lists whose scores have a NaN among existing items."""
+    if bool(per_list.isnan().any()):
         raise ValueError("scores: expected no NaN, received some (mask items that do not exist)")
 
 
-def _relevant(relevance: Tensor, mask: Tensor | None, check_finite: bool) -> Tensor:
-    """Relevant items that exist, as bool."""
-    if relevance.dtype != torch.bool:
-        relevant = relevance != 0
-        if (relevance.device.type == "cpu" or check_finite) and bool((relevant & (relevance != 1)).any()):
+def _as_bool(relevance: Tensor, mask: Tensor | None, check_values: bool) -> Tensor:
+    if relevance.dtype == torch.bool:
+        return relevance
+    relevant = relevance != 0
+    if check_values:
+        odd = relevant & (relevance != 1)
+        if bool((odd if mask is None else odd & mask).any()):
             raise ValueError("relevance: expected only 0 and 1 (or bool), received other values")
-        relevance = relevant
-    return relevance if mask is None else relevance & mask
+    return relevant
 
 
-def _poisoned(values: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Per-list values with NaN where a list's scores have one: the error that needs no host sync."""
-    if scores.device.type == "cpu":  # has raised already
-        return values
-    return values.masked_fill(_has_nan(scores, mask), torch.nan)
+def _check_hint(relevant: Tensor, mask: Tensor | None, max_relevant: int | None) -> None:
+    if max_relevant is not None and relevant.numel():
+        most = int((relevant if mask is None else relevant & mask).sum(-1).max())
+        if most > max_relevant:
+            raise ValueError(
+                f"max_relevant: expected at least {most} (a list has so many), received {max_relevant}"
+            )
 
 
 # ------------------------------------------------------------------------------------- vmap, shared
@@ -63,13 +61,13 @@ def _fold(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list
     for arg, dim in zip(args, in_dims, strict=True):
         if isinstance(arg, Tensor):
             batched = arg.unsqueeze(0).expand(info.batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-            arg = batched.reshape(-1, *batched.shape[2:])
+            arg = batched.reshape(batched.shape[0] * batched.shape[1], *batched.shape[2:])
         folded.append(arg)
     return folded
 
 
 def _unfold(info: Any, out: Tensor) -> Tensor:
-    return out.reshape(info.batch_size, -1, *out.shape[1:])
+    return out.reshape(info.batch_size, out.shape[0] // info.batch_size, *out.shape[1:])
 
 
 def _vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Callable[..., Any]:
@@ -98,10 +96,11 @@ def _vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Calla
 @torch.library.custom_op("rankgrad::ranks", mutates_args=())
 def ranks(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
     """Exact ranks of ``[lists, n]`` scores, not differentiable. On a GPU a list with a NaN ranks NaN."""
-    _check_scores(scores, mask, check_finite=False)
+    nan = scores.isnan() if mask is None else scores.isnan() & mask
     out = exact_ranks(scores, mask, ties)
-    if scores.device.type != "cpu":
-        out.masked_fill_(_has_nan(scores, mask).unsqueeze(-1), torch.nan)
+    out.masked_fill_(nan.any(-1, keepdim=True), torch.nan)
+    if _waits_for_checks(scores, check_finite=False):
+        _check_nan(out)
     return out
 
 
@@ -131,7 +130,7 @@ def rank_backward(
 ) -> Tensor:
     """Algorithm 1: rank again at ``scores + lam n grad``. A non-finite gradient stays non-finite."""
     dtype = compute_dtype(scores.dtype)
-    exists = _exists(scores, mask)
+    exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
     lam_eff = lam * exists.sum(-1, keepdim=True).clamp(min=1).double()
     grad = grad.masked_fill(~exists, 0)
     moved = exact_ranks(scores.to(dtype) + (lam_eff * grad.double()).to(dtype), mask, ties)
@@ -167,15 +166,14 @@ def relevant_ranks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Step one of an engine.
 
-    Returns ``above`` and ``position`` (``[calls, lists, slots]``, see :mod:`rankgrad.engine.reference`),
-    ``count`` (relevant items, ``[calls, lists]``; NaN-free ints) and ``poison`` (float64, 0 or NaN, to
-    be added to each list's result).
+    Returns ``above``, ``position``, ``count`` and ``poison``; see
+    :func:`rankgrad.engine.reference.relevant_ranks`.
     """
-    _check_scores(scores, mask, check_finite)
-    relevant = _relevant(relevance, mask, check_finite)
-    above, position, count = engine_for(scores).relevant_ranks(scores, relevant, _exists(scores, mask), margin)
-    poison = _poisoned(torch.zeros_like(count, dtype=torch.float64), scores, mask)
-    return above, position, count, poison
+    checked = _waits_for_checks(scores, check_finite)
+    out = engine_for(scores).relevant_ranks(scores, _as_bool(relevance, mask, checked), mask, margin)
+    if checked:
+        _check_nan(out[3])
+    return out  # type: ignore[no-any-return]
 
 
 @relevant_ranks.register_fake
@@ -195,9 +193,8 @@ def rank_changes(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
 ) -> Tensor:
     """Step two of an engine: how far every item's rank moves; integers, ``[calls, lists, n]``."""
-    relevant = _relevant(relevance, mask, check_finite=False)
-    exists = _exists(scores, mask)
-    return engine_for(scores).rank_changes(scores, relevant, exists, margin, position, steps)  # type: ignore[no-any-return]
+    engine, relevant = engine_for(scores), _as_bool(relevance, mask, check_values=False)
+    return engine.rank_changes(scores, relevant, mask, margin, position, steps)  # type: ignore[no-any-return]
 
 
 @rank_changes.register_fake
@@ -223,6 +220,7 @@ def list_losses(
     margin: float,
     with_changes: bool,
     check_finite: bool,
+    max_relevant: int | None,
     lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss of every list, and how far Algorithm 1 moves every item's rank.
@@ -234,18 +232,17 @@ def list_losses(
         ``[calls, lists, 0]`` without ``with_changes``), ``items`` (existing items of each list) and
         ``lists`` (how many lists count, ``[calls]``).
     """
-    _check_scores(scores, mask, check_finite)
-    relevant, exists = _relevant(relevance, mask, check_finite), _exists(scores, mask)
-    engine = engine_for(scores)
-    above, position, count = engine.relevant_ranks(scores, relevant, exists, margin)
-    values, slopes = forms.item_terms(form, weights, above)
-    losses = _poisoned(forms.list_losses(values, count), scores, mask)
-    items = exists.sum(-1)
-    lists = (count > 0).sum(-1) if lists is None else lists.clone()
-    if not with_changes:
-        return losses, losses.new_empty(*losses.shape, 0, dtype=count_dtype(scores.shape[-1])), items, lists
-    steps = forms.score_steps(slopes, count, items, lists, lam, compute_dtype(scores.dtype))
-    return losses, engine.rank_changes(scores, relevant, exists, margin, position, steps), items, lists
+    checked = _waits_for_checks(scores, check_finite)
+    relevant = _as_bool(relevance, mask, checked)
+    if checked:
+        _check_hint(relevant, mask, max_relevant)
+    everywhere = None if lists is None else lists.clone()
+    out = engine_for(scores).list_losses(
+        scores, relevant, mask, weights, form, lam, margin, with_changes, max_relevant, everywhere
+    )
+    if checked:
+        _check_nan(out[0])
+    return out  # type: ignore[no-any-return]
 
 
 @list_losses.register_fake
@@ -259,6 +256,7 @@ def _(
     margin: float,
     with_changes: bool,
     check_finite: bool,
+    max_relevant: int | None,
     lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     calls, rows, n = scores.shape
@@ -284,11 +282,14 @@ def reduce_lists(
     The gradient is Algorithm 1's for the mean at an upstream gradient of one, times whatever arrives:
     linear, so loss scales and weights leave lambda alone. ``changes`` are rank changes of that mean.
     """
+    dtype = compute_dtype(scores.dtype)
+    if reduction != "none" and engine_for(scores) is cuda:
+        return cuda.reduce(losses, lists, reduction == "mean", dtype)
     if reduction == "mean":
         losses = losses.sum(-1) / lists.clamp(min=1)
     elif reduction == "sum":
         losses = losses.sum(-1)
-    return losses.to(compute_dtype(scores.dtype), copy=True)
+    return losses.to(dtype, copy=True)
 
 
 @reduce_lists.register_fake
@@ -311,6 +312,25 @@ def reduce_lists_backward(
     dtype: torch.dtype,
 ) -> Tensor:
     """The gradient with respect to the scores, rounded once to their dtype."""
+    out = torch.empty_like(changes, dtype=dtype)
+    _scale(changes, upstream, losses, items, lists, lam, reduction, out)
+    return out
+
+
+def _scale(
+    changes: Tensor,
+    upstream: Tensor,
+    losses: Tensor,
+    items: Tensor,
+    lists: Tensor,
+    lam: float,
+    reduction: str,
+    out: Tensor,
+) -> None:
+    """``changes * upstream / (lam n)`` into ``out``, which may be the memory of ``changes``."""
+    if changes.is_cuda and not changes.is_floating_point() and out.dtype != torch.float64 and out.numel():
+        cuda.scale(changes, upstream, losses, items, lists, lam, reduction, out)
+        return
     factor = upstream.double()
     if reduction != "mean":
         factor = factor * (lists if reduction == "sum" else lists.unsqueeze(-1))
@@ -318,8 +338,22 @@ def reduce_lists_backward(
         factor = factor.unsqueeze(-1)
     # A list whose loss is NaN must not send a harmless-looking gradient: 0 * NaN is NaN.
     factor = factor / (lam * items.clamp(min=1).double()) + 0 * losses
-    out = torch.empty_like(changes, dtype=dtype)
-    return torch.mul(changes, factor.to(compute_dtype(dtype)).unsqueeze(-1), out=out)
+    torch.mul(changes, factor.to(compute_dtype(out.dtype)).unsqueeze(-1), out=out)
+
+
+def _may_take_over(changes: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the gradient may replace the rank changes in their own memory, in backward.
+
+    Only if nobody will come back for them (no retain_graph), and not while torch.compile traces (inductor
+    plans memory itself). It halves the memory of a backward pass.
+    """
+    return (
+        type(changes) is Tensor
+        and changes.dtype == torch.int32
+        and dtype == torch.float32
+        and not torch.compiler.is_compiling()
+        and not torch._C._autograd._get_current_graph_task_keep_graph()
+    )
 
 
 @reduce_lists_backward.register_fake
@@ -339,18 +373,22 @@ def _(
 def _reduce_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     scores, losses, changes, items, lists, ctx.lam, ctx.reduction = inputs
     ctx.save_for_backward(losses, changes, items, lists)
-    ctx.dtype = scores.dtype
-    if changes.shape != scores.shape:
-        raise AssertionError("rank changes were not computed for scores that need a gradient")
+    ctx.dtype, ctx.shape = scores.dtype, scores.shape
 
 
 def _reduce_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     losses, changes, items, lists = ctx.saved_tensors
     grad_scores = grad_losses = None
     if ctx.needs_input_grad[0]:
-        grad_scores = reduce_lists_backward(
-            upstream, losses, changes, items, lists, ctx.lam, ctx.reduction, ctx.dtype
-        )
+        if changes.shape != ctx.shape:
+            raise AssertionError("rank changes were not computed for scores that need a gradient")
+        if _may_take_over(changes, ctx.dtype):
+            grad_scores = changes.view(ctx.dtype)
+            _scale(changes, upstream, losses, items, lists, ctx.lam, ctx.reduction, grad_scores)
+        else:
+            grad_scores = reduce_lists_backward(
+                upstream, losses, changes, items, lists, ctx.lam, ctx.reduction, ctx.dtype
+            )
     if ctx.needs_input_grad[1]:  # the losses may hang on parameters of their own (rank_loss)
         share = upstream.double()
         if ctx.reduction != "none":

@@ -3,15 +3,18 @@
 Both steps rank whole lists with :func:`pessimistic_ranks`: Algorithm 1 as it is written.
 """
 
+import sys
+
 import torch
 from torch import Tensor
 
+from rankgrad.engine import stepwise
 from rankgrad.engine.precision import compute_dtype, count_dtype
 
 
 def shifted(scores: Tensor, relevant: Tensor, margin: float) -> Tensor:
     """Scores after the margin: irrelevant items up by half of it, relevant items down."""
-    half = torch.tensor(margin / 2, dtype=compute_dtype(scores.dtype), device=scores.device)
+    half = torch.full((), margin / 2, dtype=compute_dtype(scores.dtype), device=scores.device)
     return scores.to(half.dtype) + torch.where(relevant, -half, half)
 
 
@@ -32,47 +35,77 @@ def pessimistic_ranks(values: Tensor, relevant: Tensor, exists: Tensor) -> tuple
     return rank, torch.empty_like(own).scatter_(-1, order, own)
 
 
+def _exists(scores: Tensor, mask: Tensor | None) -> Tensor:
+    return torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+
+
 def relevant_ranks(
-    scores: Tensor, relevant: Tensor, exists: Tensor, margin: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Step one: where the relevant items stand.
 
     Args:
-        scores: ``[calls, lists, n]``, no NaN among existing items.
-        relevant: bool, only existing items.
-        exists: bool.
+        scores: ``[calls, lists, n]``.
+        relevance: bool.
+        mask: bool, or None if all items exist.
         margin: Score margin.
 
     Returns:
         ``above``: irrelevant items at or above each relevant item, best first, ``[calls, lists, n]``
         (0 in slots without one); ``position``: the index in the list of the item in each slot (``n``
-        where there is none); ``count``: relevant items of each list, ``[calls, lists]``.
+        where there is none); ``count``: relevant items of each list, ``[calls, lists]``; ``poison``: to be
+        added to each list's result, float64, NaN where a score is NaN and 0 elsewhere.
     """
     n = scores.shape[-1]
+    exists = _exists(scores, mask)
+    relevant = relevance & exists
     rank, own = pessimistic_ranks(shifted(scores, relevant, margin), relevant, exists)
     slot = torch.where(relevant, own - 1, n)
     above = rank.new_zeros(*rank.shape[:-1], n + 1).scatter_(-1, slot, rank - own)
     index = torch.arange(n, device=scores.device).expand(rank.shape)
     position = torch.full_like(above, n).scatter_(-1, slot, index)
     position[..., n] = n
-    return above[..., :n].contiguous(), position[..., :n].contiguous(), relevant.sum(-1)
+    count = relevant.sum(-1)
+    poison = torch.zeros_like(count, dtype=torch.float64)
+    poison.masked_fill_((scores.isnan() & exists).any(-1), torch.nan)
+    return above[..., :n].contiguous(), position[..., :n].contiguous(), count, poison
 
 
 def rank_changes(
-    scores: Tensor, relevant: Tensor, exists: Tensor, margin: float, position: Tensor, steps: Tensor
+    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
 ) -> Tensor:
     """Step two: how far every item's rank moves when each relevant score moves by its step.
 
     Args:
         position: From :func:`relevant_ranks`.
-        steps: Score step of the item in each slot, compute dtype, ``[calls, lists, slots]``.
+        steps: Score step of the item in each slot, compute dtype, ``[calls, lists, n]``.
 
     Returns:
         Rank after minus rank before, ``[calls, lists, n]``, 0 for items that do not exist.
     """
     n = scores.shape[-1]
+    exists = _exists(scores, mask)
+    relevant = relevance & exists
     before = shifted(scores, relevant, margin)
     move = before.new_zeros(*before.shape[:-1], n + 1).scatter_(-1, position, steps)[..., :n]
     old, _ = pessimistic_ranks(before, relevant, exists)
     new, _ = pessimistic_ranks(before + move, relevant, exists)
     return (new - old).masked_fill_(~exists, 0).to(count_dtype(n))
+
+
+def list_losses(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None,
+    weights: Tensor | None,
+    form: str,
+    lam: float,
+    margin: float,
+    with_changes: bool,
+    max_relevant: int | None = None,
+    lists: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
+    return stepwise.list_losses(
+        sys.modules[__name__], scores, relevance, mask, weights, form, lam, margin, with_changes, lists
+    )

@@ -23,6 +23,7 @@ def loss_of_lists(
     mask: Tensor | None,
     reduction: str,
     check_finite: bool,
+    max_relevant: int | None = None,
     lists: Tensor | None = None,
 ) -> Tensor:
     """Validate, compute the loss of ``[..., n]`` lists and bind its gradient.
@@ -38,6 +39,8 @@ def loss_of_lists(
     margin = _check.non_negative("margin", margin)
     mask = _check.mask(mask, scores)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
+    if max_relevant is not None:
+        max_relevant = _check.count("max_relevant", max_relevant, at_least=1)
     if lists is not None and (_check.tensor("lists", lists).numel() != 1 or lists.is_floating_point()):
         raise _check.fail("lists", "one integer: how many lists count everywhere", lists)
 
@@ -49,7 +52,17 @@ def loss_of_lists(
     if isinstance(form, str | Tensor):
         name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
         losses, changes, items, counting = ops.list_losses(
-            rows.detach(), relevant, exists, weights, name, lam, margin, with_changes, check_finite, everywhere
+            rows.detach(),
+            relevant,
+            exists,
+            weights,
+            name,
+            lam,
+            margin,
+            with_changes,
+            check_finite,
+            max_relevant,
+            everywhere,
         )
     else:
         losses, changes, items, counting = _with_callable(

@@ -19,6 +19,7 @@ def average_precision_loss(
     mask: Tensor | None = None,
     reduction: str = "mean",
     check_finite: bool = False,
+    max_relevant: int | None = None,
     lists: Tensor | None = None,
 ) -> Tensor:
     r"""One minus average precision.
@@ -35,8 +36,7 @@ def average_precision_loss(
             ranks are bad, so it starts from random scores in long lists.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
-        check_finite: As in :func:`recall_loss`.
-        lists: As in :func:`recall_loss`.
+        check_finite, max_relevant, lists: As in :func:`recall_loss`.
 
     Returns:
         A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant).
@@ -60,6 +60,7 @@ def average_precision_loss(
         mask=mask,
         reduction=reduction,
         check_finite=check_finite,
+        max_relevant=max_relevant,
         lists=lists,
     )
 
@@ -73,13 +74,14 @@ def mean_average_precision_loss(
     log: bool = False,
     mask: Tensor | None = None,
     check_finite: bool = False,
+    max_relevant: int | None = None,
 ) -> Tensor:
     """One minus mAP: the average precision loss of each class over all items, averaged over classes.
 
     Args:
         scores: ``[items, classes]``; here a list is a *column*.
         relevance: The same shape; bool, or 0 and 1. Classes without a relevant item do not count.
-        lam, margin, log, check_finite: As in :func:`average_precision_loss`.
+        lam, margin, log, check_finite, max_relevant: As in :func:`average_precision_loss`.
         mask: bool, broadcast to ``scores``.
 
     Returns:
@@ -94,6 +96,7 @@ def mean_average_precision_loss(
         log=log,
         mask=None if mask is None else mask.T,
         check_finite=check_finite,
+        max_relevant=max_relevant,
     )
 
 
@@ -106,6 +109,7 @@ def pooled_average_precision_loss(
     log: bool = False,
     mask: Tensor | None = None,
     check_finite: bool = False,
+    max_relevant: int | None = None,
 ) -> Tensor:
     """One minus the AP of a single list of all (item, class) pairs; the paper's AP_C.
 
@@ -120,6 +124,7 @@ def pooled_average_precision_loss(
         log=log,
         mask=None if mask is None else mask.flatten(),
         check_finite=check_finite,
+        max_relevant=max_relevant,
     )
 
 

@@ -37,6 +37,7 @@ def recall_loss(
     mask: Tensor | None = None,
     reduction: str = "mean",
     check_finite: bool = False,
+    max_relevant: int | None = None,
     lists: Tensor | None = None,
 ) -> Tensor:
     r"""Recall at every K at once: how many irrelevant items stand above each relevant one.
@@ -56,7 +57,10 @@ def recall_loss(
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
         check_finite: On a GPU a NaN score makes the loss NaN; True waits for the device and raises instead
-            (as the CPU always does).
+            (as the CPU always does). The same for relevance that is neither 0 nor 1.
+        max_relevant: A bound on the relevant items of a list, if you know one: memory is then sized by it, and
+            lists of which an eighth or more may be relevant are sorted whole. Only speed depends on it; if it
+            is wrong, the CPU raises and on a GPU the loss is NaN.
         lists: How many lists count, a scalar tensor, where other processes have some of them; the result is then
             this call's share of their mean.
 
@@ -83,6 +87,7 @@ def recall_loss(
         mask=mask,
         reduction=reduction,
         check_finite=check_finite,
+        max_relevant=max_relevant,
         lists=lists,
     )
 

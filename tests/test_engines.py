@@ -1,0 +1,125 @@
+"""The CPU engines against the reference (which the other tests hold against the oracle)."""
+
+import importlib.util
+import itertools
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import rankgrad
+from cases import DTYPES, FORMS, KINDS, SHARES, assert_equal_to_reference, assert_steps_equal_to_reference, make
+from rankgrad.engine import cpu, dispatch, stepwise, stream
+
+
+class _Stream:
+    """The torch version of the streaming engine, with the interface of the others."""
+
+    relevant_ranks, rank_changes = stream.relevant_ranks, stream.rank_changes
+
+    @staticmethod
+    def list_losses(*arguments, **given):
+        return stepwise.list_losses(stream, *arguments, **given)
+
+
+ENGINES = {"numba": cpu, "torch stream": _Stream}
+needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", SHARES)
+def test_equal_to_the_reference(engine, kind, share):
+    moved = 0.0
+    for number, (shape, form) in enumerate(itertools.product([(2, 3, 517), (1, 1, 3001)], FORMS)):
+        data = make(kind, shape, share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
+        for margin in (0.0, 0.25):
+            moved += assert_equal_to_reference(ENGINES[engine], *data, form, lam=50.0, margin=margin)
+    if 0 < share < 1:
+        assert moved > 0
+
+
+@needs_numba
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_long_list_in_chunks(kind):
+    """Long enough to be cut for the threads, with a length that is a multiple of nothing."""
+    for share, masked in ((0.001, False), (0.3, True)):
+        data = make(kind, (1, 1, 70_001), share, masked=masked)
+        assert_equal_to_reference(cpu, *data, "log_ap", lam=20.0, margin=0.1)
+
+
+@pytest.mark.parametrize("engine", ["numba", "torch stream"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_two_steps_by_themselves(engine, masked):
+    for kind in KINDS:
+        data = make(kind, (2, 3, 301), 0.2, masked=masked)
+        assert_steps_equal_to_reference(ENGINES[engine], *data, margin=0.1)
+
+
+def test_float64_goes_without_words():
+    data = make("ties", (1, 4, 999), 0.2)
+    assert_equal_to_reference(cpu, data[0].double(), *data[1:], "ap", lam=5.0, margin=0.1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nan_is_marked(engine):
+    scores, relevance, _ = make("random", (1, 3, 50), 0.2)
+    scores[0, 1, 7] = torch.nan
+    mask = torch.ones_like(relevance)
+    for hidden in (False, True):
+        mask[0, 1, 7] = not hidden
+        losses = ENGINES[engine].list_losses(scores, relevance, mask, None, "ap", 1.0, 0.0, False)[0]
+        assert losses.isnan().tolist() == [[False, not hidden, False]]
+
+
+def test_large_scores_on_the_cpu_go_to_the_engine_and_small_ones_do_not_load_it():
+    assert dispatch.engine_for(torch.zeros(1, 1, dispatch.SMALL_ON_CPU)) is cpu
+    code = (
+        "import sys, torch, rankgrad;"
+        "rankgrad.recall_loss(torch.randn(8, 100), torch.rand(8, 100) < 0.1, lam=1.0);"
+        "assert 'numba' not in sys.modules and 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_numba_it_says_so_once_and_gives_the_same(monkeypatch):
+    scores, relevance, _ = make("random", (1, 1, 1 << 15), 0.01)
+    with_numba = cpu.list_losses(scores, relevance, None, None, "ap", 1.0, 0.1, True)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numba" else real(name))
+    cpu._numba_kernels.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            without = cpu.list_losses(scores, relevance, None, None, "ap", 1.0, 0.1, True)
+    cpu._numba_kernels.cache_clear()
+    assert len([w for w in caught if "Numba is not installed" in str(w.message)]) == 1
+    assert torch.equal(without[1], with_numba[1])
+
+
+def test_a_wrong_hint_is_an_error_and_a_right_one_changes_nothing():
+    scores, relevance = torch.randn(2, 50, requires_grad=True), torch.rand(2, 50) < 0.3
+    plain = rankgrad.average_precision_loss(scores, relevance, lam=5.0)
+    hinted = rankgrad.average_precision_loss(scores, relevance, lam=5.0, max_relevant=40)
+    assert torch.equal(plain, hinted)
+    with pytest.raises(ValueError, match=r"max_relevant: expected at least \d+ .*received 3"):
+        rankgrad.average_precision_loss(scores, relevance, lam=5.0, max_relevant=3)
+    with pytest.raises(ValueError, match="max_relevant"):
+        rankgrad.recall_loss(scores, relevance, lam=5.0, max_relevant=0)
+
+
+def test_the_gradient_takes_over_the_memory_of_the_changes_unless_the_graph_is_kept():
+    scores, relevance = torch.randn(4, 60, requires_grad=True), torch.rand(4, 60) < 0.3
+    loss = rankgrad.average_precision_loss(scores, relevance, lam=5.0)
+    (first,) = torch.autograd.grad(loss, scores, retain_graph=True)
+    kept = first.clone()
+    (second,) = torch.autograd.grad(loss, scores, torch.tensor(2.0), retain_graph=True)
+    (third,) = torch.autograd.grad(loss, scores)
+    assert torch.equal(first, kept)
+    assert torch.equal(second, 2 * kept)
+    assert torch.equal(third, kept)
+    assert kept.abs().sum() > 0
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, scores)

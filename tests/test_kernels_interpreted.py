@@ -1,0 +1,104 @@
+"""The Triton kernels, interpreted on the CPU, against the reference.
+
+Run in a process of its own: TRITON_INTERPRET=1 python -m pytest tests/test_kernels_interpreted.py
+"""
+
+import os
+
+import pytest
+import torch
+
+from cases import DTYPES, FORMS, KINDS, assert_equal_to_reference, assert_steps_equal_to_reference, make
+from rankgrad.engine import cuda
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1 (see `make test`)"
+    ),
+    pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Few chunks: the interpreter runs programs one after another."""
+    monkeypatch.setattr(cuda, "_CHUNKS", 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.7])
+def test_long_lists(kind, share, monkeypatch):
+    monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
+    number = KINDS.index(kind)
+    data = make(kind, (2, 1, 403), share, dtype=DTYPES[number % 3], masked=number % 2 == 0, seed=number)
+    assert_equal_to_reference(cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.4])
+def test_short_lists(kind, share, monkeypatch):
+    """3 relevant items are one group; 40 are several."""
+    monkeypatch.setattr(cuda, "FEWEST_SHORT_LISTS", 1)
+    number = KINDS.index(kind)
+    data = make(kind, (2, 2, 103), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
+    assert_equal_to_reference(cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3))
+
+
+@pytest.mark.parametrize("kind", ["random", "ties", "equal", "infinities"])
+def test_the_merge_network(kind, monkeypatch):
+    """With more relevant items than pairs are compared for."""
+    from rankgrad.engine._kernels import long_lists
+
+    monkeypatch.setattr(long_lists, "PAIRS", 8)
+    monkeypatch.setattr(cuda, "_MOST_PAIRS", 8)
+    monkeypatch.setattr(cuda, "_SORT_BLOCK", 16)
+    monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
+    data = make(kind, (1, 2, 301), 0.4)
+    assert_equal_to_reference(cuda, *data, "log_ap", lam=40.0, margin=0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_dense_lists(kind, share):
+    number = KINDS.index(kind)
+    data = make(kind, (2, 2, 1100), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
+    form = FORMS[number % 5]
+    assert_equal_to_reference(cuda, *data, form, lam=40.0, margin=0.25 * (number % 3), max_relevant=1100)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_two_steps_by_themselves(masked):
+    assert_steps_equal_to_reference(cuda, *make("ties", (1, 2, 203), 0.2, masked=masked), margin=0.1)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_wrong_hint_and_a_nan_give_nan(short, monkeypatch):
+    monkeypatch.setattr(cuda, "FEWEST_SHORT_LISTS", 1 if short else 99)
+    scores, relevance, _ = make("random", (1, 2, 103), 0.3)
+    if not short:  # short lists have room for any number
+        wrong = cuda.list_losses(scores, relevance, None, None, "ap", 1.0, 0.0, True, max_relevant=3)
+        assert wrong[0].isnan().all()
+    scores[0, 0, 5] = torch.nan
+    assert cuda.list_losses(scores, relevance, None, None, "ap", 1.0, 0.0, True)[0].isnan().tolist() == [
+        [True, False]
+    ]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_reduction_and_scaling(reduction):
+    changes = torch.randint(-9, 9, (2, 3, 70), dtype=torch.int32)
+    losses, items = torch.rand(2, 3, dtype=torch.float64), torch.tensor([[70, 60, 0], [1, 2, 3]])
+    losses[1, 1] = torch.nan
+    lists, upstream = torch.tensor([3, 2]), torch.randn((2, 3) if reduction == "none" else (2,))
+    if reduction != "none":
+        expected = losses.sum(1) / (lists if reduction == "mean" else 1)
+        got = cuda.reduce(losses, lists, reduction == "mean", torch.float32)
+        torch.testing.assert_close(got, expected.float(), equal_nan=True)
+    factor = upstream.double() if reduction == "none" else upstream.double()[:, None]
+    factor = factor * (1 if reduction == "mean" else lists[:, None]) / (0.3 * items.double().clamp(min=1))
+    expected = changes * (factor + 0 * losses).float()[..., None]
+    out = changes.view(torch.float32)  # in place
+    cuda.scale(changes, upstream, losses, items, lists, 0.3, reduction, out)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
