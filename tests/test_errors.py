@@ -19,7 +19,7 @@ LIST_LOSSES = [
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"lam": 0}, ValueError, r"^lam: expected a finite number > 0, received 0 \(int\)"),
+        ({"lam": 0}, ValueError, r"^lam: expected a finite number > 0 .*received 0 \(int\)"),
         ({"lam": -1.0}, ValueError, "^lam: .*-1.0"),
         ({"lam": float("nan")}, ValueError, "^lam: .*nan"),
         ({"lam": float("inf")}, ValueError, "^lam: .*inf"),
@@ -88,7 +88,7 @@ def test_list_losses(loss, kwargs, error, message):
         (lambda: rankgrad.RecallLoss(memory=1.5), TypeError, "^memory"),
         (lambda: rankgrad.RecallLoss(weight="x"), ValueError, "^weight"),
         (lambda: rankgrad.RecallLoss()(E, L[:5]), ValueError, r"^labels: .*\[6\].*\[5\]"),
-        (lambda: rankgrad.RecallLoss()(E, L.float()), TypeError, "^labels: expected integer"),
+        (lambda: rankgrad.RecallLoss()(E, L.float()), TypeError, "^labels: expected integers"),
         (lambda: rankgrad.RecallLoss()(E[0], L), ValueError, "^embeddings: expected 2 dim"),
         (lambda: rankgrad.RecallLoss()(E, L, E), ValueError, "^ref_labels"),
         (lambda: rankgrad.RecallLoss()(E, L, E[:, :3], L), ValueError, "^ref_embeddings: .*length 4"),

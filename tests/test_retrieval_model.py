@@ -181,7 +181,7 @@ def test_miners():
         (lambda: make("recal"), "^loss: unknown name 'recal', did you mean 'recall'"),
         (lambda: make("pml:FastAPLos"), "^loss: unknown name 'pml:FastAPLos', did you mean 'FastAPLoss'"),
         (lambda: make("recall", lamm=1), r"^loss\.lamm: unknown argument of RecallLoss, did you mean 'lam'"),
-        (lambda: make("recall", lam=-1), r"^loss: RecallLoss: lam: expected a finite number > 0, received -1"),
+        (lambda: make("recall", lam=-1), r"^loss: RecallLoss: lam: expected a finite number > 0.*received -1"),
         (lambda: make("pml:FastAPLoss", bins=1), r"^loss\.bins: unknown argument of FastAPLoss"),
         (lambda: make("pml:TripletMarginLoss", Named(name="pml:Tripelt")), "^miner: unknown name 'pml:Tripelt'"),
         (lambda: make("pml:ContrastiveLoss", Named(name="TripletMarginMiner")), "^miner: unknown name"),

@@ -1,6 +1,7 @@
 """Argument checks. One message style: the argument's name, what was expected, what was received."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,7 @@ def relevance(value: object, scores: Tensor, *, graded: bool = False) -> Tensor:
     value = tensor("relevance", value)
     if value.is_complex():
         raise TypeError(f"relevance: expected bool, integer or float, received {_received(value)}")
+    value = value.detach()
     if value.shape != scores.shape:
         kind = "graded relevance" if graded else "relevance"
         raise fail("relevance", f"{kind} of the shape of scores {list(scores.shape)}", value)
@@ -79,35 +81,37 @@ def mask(value: object, scores: Tensor) -> Tensor | None:
         raise fail("mask", expected, value) from None
 
 
-def labels(name: str, value: object, embeddings_name: str, embeddings: Tensor) -> Tensor:
-    """Require one integer label per embedding."""
+def per_row(name: str, value: object, embeddings_name: str, embeddings: Tensor) -> Tensor:
+    """Require one integer (a label, an index) per row of the embeddings."""
     value = tensor(name, value)
-    if value.is_floating_point() or value.is_complex():
-        raise TypeError(f"{name}: expected integer labels, received {_received(value)}")
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{name}: expected integers, received {_received(value)}")
     if value.shape != embeddings.shape[:1]:
-        raise fail(name, f"one label per row of {embeddings_name}, shape {list(embeddings.shape[:1])}", value)
+        raise fail(name, f"one per row of {embeddings_name}, shape {list(embeddings.shape[:1])}", value)
     same_device(name, value, embeddings_name, embeddings)
     return value
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: expected a number, received {_received(value)}")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):  # also what torch.compile makes of them
+        return value
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # NumPy's
+        return float(value)
+    raise TypeError(f"{name}: expected a number, received {_received(value)}")
 
 
-def positive(name: str, value: Any) -> float:
-    """Require a finite number > 0."""
-    number = _number(name, value)
-    if not (math.isfinite(number) and number > 0):
-        raise fail(name, "a finite number > 0", value)
+def lam(value: Any) -> float:
+    """Require an interpolation strength: finite, > 0, and no so small that its inverse is not a float32."""
+    number = _number("lam", value)
+    if not 1e-30 <= number < math.inf:  # plain comparisons: torch.compile can trace them for a changing lam
+        raise fail("lam", "a finite number > 0 (and >= 1e-30)", value)
     return number
 
 
 def non_negative(name: str, value: Any) -> float:
     """Require a finite number >= 0."""
     number = _number(name, value)
-    if not (math.isfinite(number) and number >= 0):
+    if not 0 <= number < math.inf:
         raise fail(name, "a finite number >= 0", value)
     return number
 

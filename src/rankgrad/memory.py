@@ -33,34 +33,42 @@ class _Ring(nn.Module):
         return f"size={self.size}"
 
     @torch.no_grad()
+    @torch.inference_mode(False)
     def _push(self, *batch: Tensor) -> None:
+        """Take in a batch. Rows with a NaN are not taken: they would come back as candidates for steps to come."""
         if self.size == 0:
             return
-        batch = (*batch, torch.ones_like(batch[0][:, 0], dtype=torch.bool))
         self._make_room(batch)
-        for name, value in zip((*self.fields, "valid"), batch, strict=True):
+        sound = ~batch[0].isnan().flatten(1).any(1)
+        for name, value in zip((*self.fields, "valid"), (*batch, sound), strict=True):
             ring: Tensor = getattr(self, name)
             slot = ring.new_zeros(1, *ring.shape[1:])
-            slot[0, : len(value)] = value
+            slot[0, : len(value)] = value.where(sound.reshape(-1, *[1] * (value.ndim - 1)), 0)
             ring.index_copy_(0, self.position, slot)
         self.position.add_(1).remainder_(self.size)
 
     def _make_room(self, batch: tuple[Tensor, ...]) -> None:
         """Bring the ring into the batch's form: at first use, or when a batch is wider than any before."""
-        width = max(self.valid.shape[1], len(batch[0]))
-        first = self.rows == 0
-        for name, value in zip((*self.fields, "valid"), batch, strict=True):
-            ring: Tensor = getattr(self, name).to(value.device)
-            if first:
-                ring = value.new_empty(self.size, 0, *value.shape[1:])
-            elif ring.shape[2:] != value.shape[1:]:
-                raise _check.fail(name, f"rows of shape {list(ring.shape[2:])}, as the memory holds", value)
-            if ring.shape[1] < width:
-                grown = ring.new_zeros(self.size, width, *ring.shape[2:])
+        rows = len(batch[0])
+        if self.rows == 0:
+            for name, value in zip(self.fields, batch, strict=True):
+                setattr(self, name, value.new_zeros(self.size, rows, *value.shape[1:]))
+            self.valid = torch.zeros(self.size, rows, dtype=torch.bool, device=batch[0].device)
+            self.position = self.position.to(batch[0].device)
+        for name in (*self.fields, "valid"):
+            ring: Tensor = getattr(self, name)
+            if ring.shape[1] < rows:
+                grown = ring.new_zeros(self.size, rows, *ring.shape[2:])
                 grown[:, : ring.shape[1]] = ring
-                ring = grown
-            setattr(self, name, ring)
-        self.position = self.position.to(batch[0].device)
+                setattr(self, name, grown)
+
+    def _check_fits(self, name: str, value: Tensor) -> None:
+        """Require rows of the form the memory holds."""
+        ring: Tensor = getattr(self, name)
+        if self.rows and ring.shape[2:] != value.shape[1:]:
+            raise _check.fail(name, f"rows of shape {list(ring.shape[2:])}, as the memory holds", value)
+        if self.rows:
+            _check.same_device(name, value, "the memory", ring)
 
     @property
     def rows(self) -> int:
@@ -73,9 +81,11 @@ class _Ring(nn.Module):
         return ring.flatten(0, 1).clone()
 
     def reset(self) -> None:
-        """Forget everything."""
-        self.valid.zero_()
-        self.position.zero_()
+        """Forget everything, the form of the batches too."""
+        for name in (*self.fields, "valid"):
+            ring: Tensor = getattr(self, name)
+            setattr(self, name, ring.new_zeros(self.size, 0, *ring.shape[2:]))
+        self.position = torch.zeros_like(self.position)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         # The padding of the saved ring may differ from ours: take its form, then copy as usual.
@@ -114,11 +124,19 @@ class ScoreMemory(_Ring):
         scores = _check.floating("scores", scores, ndim=2)
         relevance = _check.relevance(relevance, scores)
         mask = _check.mask(mask, scores)
-        exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-        self._push(scores.detach().to(compute_dtype(scores.dtype)), relevance != 0, exists)
+        self._check_fits("scores", scores)
+        exists = ~scores.isnan() if mask is None else mask & ~scores.isnan()
+        self._push(
+            scores.detach().to(compute_dtype(scores.dtype)).nan_to_num(0.0, torch.inf, -torch.inf),
+            relevance != 0,
+            exists,
+        )
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores, relevance and mask, ``[rows, classes]`` each."""
+        """Scores, relevance and mask, ``[rows, classes]`` each; no rows before the first batch."""
+        if not self.rows:
+            nothing = self.position.new_empty(0, 0)
+            return nothing.float(), nothing.bool(), nothing.bool()
         mask = self._rows("exists") & self._rows("valid").unsqueeze(1)
         return self._rows("scores"), self._rows("relevance"), mask
 
@@ -142,9 +160,13 @@ class EmbeddingMemory(_Ring):
     def push(self, embeddings: Tensor, labels: Tensor) -> None:
         """Take in a batch, ``[B, dim]`` and ``[B]``, in place of the oldest."""
         embeddings = _check.floating("embeddings", embeddings, ndim=2)
-        labels = _check.labels("labels", labels, "embeddings", embeddings)
+        labels = _check.per_row("labels", labels, "embeddings", embeddings)
+        self._check_fits("embeddings", embeddings)
         self._push(embeddings.detach().to(compute_dtype(embeddings.dtype)), labels.long())
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Embeddings ``[rows, dim]``, labels and validity ``[rows]``."""
+        """Embeddings ``[rows, dim]``, labels and validity ``[rows]``; no rows before the first batch."""
+        if not self.rows:
+            nothing = self.position.new_empty(0)
+            return nothing.float().reshape(0, 0), nothing, nothing.bool()
         return self._rows("embeddings"), self._rows("labels"), self._rows("valid")

@@ -75,12 +75,17 @@ def average_precision(
     return at.mean_of(at.own / at.rank, reduction)
 
 
-def mean_average_precision(scores: Tensor, relevance: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """mAP of ``[items, classes]`` scores: average precision of each column, mean over classes with a positive."""
+def mean_average_precision(
+    scores: Tensor, relevance: Tensor, *, mask: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """mAP of ``[items, classes]`` scores: average precision of each column, mean over classes with a positive.
+
+    ``reduction="none"`` gives the average precision of each class.
+    """
     scores = _check.floating("scores", scores, ndim=2)
     relevance = _check.relevance(relevance, scores)
     mask = _check.mask(mask, scores)
-    return average_precision(scores.T, relevance.T, mask=None if mask is None else mask.T)
+    return average_precision(scores.T, relevance.T, mask=None if mask is None else mask.T, reduction=reduction)
 
 
 def recall_at_k(
@@ -124,8 +129,9 @@ def reciprocal_rank(
 
 
 def dcg_gain(relevance: Tensor, gain: str, mask: Tensor | None) -> Tensor:
-    """The gain of every item in float64; 0 for items that do not exist."""
+    """The gain of every item in float64; 0 for items that do not exist, NaN for a grade that is negative."""
     grades = relevance.double()
+    grades = grades.masked_fill(grades < 0, torch.nan)
     gains = grades if gain == "linear" else torch.exp2(grades) - 1
     return gains if mask is None else gains.where(mask, 0)
 

@@ -39,7 +39,7 @@ def check_batch(
 ) -> None:
     """Require embeddings, labels and references that belong together."""
     _check.floating("embeddings", embeddings, ndim=2)
-    _check.labels("labels", labels, "embeddings", embeddings)
+    _check.per_row("labels", labels, "embeddings", embeddings)
     if (ref_embeddings is None) != (ref_labels is None):
         missing = "ref_labels" if ref_labels is None else "ref_embeddings"
         raise ValueError(f"{missing}: expected ref_embeddings and ref_labels together, received None")
@@ -49,15 +49,15 @@ def check_batch(
             expected = f"rows of length {embeddings.shape[1]}, as embeddings have"
             raise _check.fail("ref_embeddings", expected, ref_embeddings)
         _check.same_device("ref_embeddings", ref_embeddings, "embeddings", embeddings)
-        _check.labels("ref_labels", ref_labels, "ref_embeddings", ref_embeddings)
+        _check.per_row("ref_labels", ref_labels, "ref_embeddings", ref_embeddings)
     if query_index is not None:
         if ref_embeddings is None:
             raise _check.fail("query_index", "None without ref_embeddings (each item is its own row)", query_index)
-        _check.labels("query_index", query_index, "embeddings", embeddings)
+        _check.per_row("query_index", query_index, "embeddings", embeddings)
     if items is not None:
         if ref_embeddings is not None:
             raise _check.fail("items", "None with ref_embeddings (query_index says which row a query is)", items)
-        _check.labels("items", items, "embeddings", embeddings)
+        _check.per_row("items", items, "embeddings", embeddings)
 
 
 def retrieval_pairs(

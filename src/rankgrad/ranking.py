@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rankgrad import _check
 from rankgrad.engine import ops
@@ -21,7 +22,7 @@ def _as_lists(name: str, scores: Tensor) -> Tensor:
     if scores.is_cuda and scores.shape[-1] > _LONGEST_CUDA_SORT:
         raise ValueError(
             f"{name}: a dimension of {scores.shape[-1]} is longer than the device can sort "
-            f"({_LONGEST_CUDA_SORT}); the losses in rankgrad.losses have no such limit"
+            f"({_LONGEST_CUDA_SORT}); recall_loss and average_precision_loss have no such limit"
         )
     return scores.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
 
@@ -72,10 +73,10 @@ def rank(
         tensor([-0.6667,  0.3333,  0.3333])
     """
     scores = _check.floating("scores", scores)
-    lam = _check.positive("lam", lam)
+    lam = _check.lam(lam)
     _check.one_of("ties", ties, _check.TIES)
     mask = _check.mask(mask, scores)
-    if not -scores.ndim <= dim < scores.ndim:
+    if not isinstance(dim, int) or not -scores.ndim <= dim < scores.ndim:
         raise _check.fail("dim", f"a dimension of scores (it has {scores.ndim})", dim)
     moved = scores.movedim(dim, -1)
     where = None if mask is None else mask.movedim(dim, -1)
@@ -93,7 +94,12 @@ class _Blackbox(torch.autograd.Function):
 
     @staticmethod
     def forward(solver: Callable[[Tensor], Tensor], lam: float, costs: Tensor) -> Tensor:
-        return solver(costs.detach())
+        solution = solver(costs.detach().clone())  # a solver may write into its costs
+        if not isinstance(solution, Tensor):
+            raise TypeError(f"solver: expected to return a tensor, received {type(solution).__name__}")
+        if solution.shape != costs.shape:
+            raise _check.fail("solver", f"a solution of the shape of the costs {list(costs.shape)}", solution)
+        return solution.to(costs.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -101,9 +107,10 @@ class _Blackbox(torch.autograd.Function):
         ctx.save_for_backward(costs, output)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
         costs, solution = ctx.saved_tensors
-        moved = ctx.solver(costs + ctx.lam * grad.to(costs.dtype))
+        moved = ctx.solver(costs + ctx.lam * grad.to(costs.dtype)).to(costs.dtype)
         return None, None, ((moved - solution) / ctx.lam).to(costs.dtype)
 
 
@@ -134,13 +141,11 @@ def blackbox(solver: Callable[[Tensor], Tensor], *, lam: float) -> Callable[[Ten
     """
     if not callable(solver):
         raise TypeError(f"solver: expected a callable tensor -> tensor, received {type(solver).__name__}")
-    lam = _check.positive("lam", lam)
+    lam = _check.lam(lam)
 
     def solve(costs: Tensor) -> Tensor:
         costs = _check.floating("costs", costs)
         solution: Tensor = _Blackbox.apply(solver, lam, costs)
-        if solution.shape != costs.shape:
-            raise _check.fail("solver", f"a solution of the shape of the costs {list(costs.shape)}", solution)
         return solution
 
     return solve
@@ -163,7 +168,8 @@ def rank_loss(
 
     Args:
         fn: Takes the ranks ``[..., n]`` (floats, 1 is best), returns one loss per list, ``[...]``. It must
-            be differentiable in torch; its own parameters get their gradients too.
+            be made of differentiable torch operations (it runs inside :func:`torch.func.vjp`); its own
+            parameters get their gradients too.
         scores: ``[..., n]``, higher is better.
         lam: Interpolation strength in the paper's units, > 0.
         ties: As in :func:`rank`.
@@ -184,7 +190,7 @@ def rank_loss(
     if not callable(fn):
         raise TypeError(f"fn: expected a callable ranks -> list losses, received {type(fn).__name__}")
     scores = _check.floating("scores", scores)
-    lam = _check.positive("lam", lam)
+    lam = _check.lam(lam)
     _check.one_of("ties", ties, _check.TIES)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
     mask = _check.mask(mask, scores)
@@ -229,5 +235,9 @@ def _rank_changes(
     """Ranks at ``scores + lam n gradient``, minus the ranks before."""
     dtype = compute_dtype(scores.dtype)
     step = (lam * items.double().unsqueeze(-1) * gradient.double()).to(dtype)
-    changes: Tensor = ops.ranks(scores.to(dtype) + step, exists, ties) - before
-    return changes if exists is None else changes.where(exists, 0)
+    if exists is not None:
+        step = step.where(exists, 0)
+    moved = scores.to(dtype) + step
+    changes: Tensor = ops.ranks(moved.nan_to_num(0.0, torch.inf, -torch.inf), exists, ties) - before
+    changes = changes if exists is None else changes.where(exists, 0)
+    return changes.masked_fill(moved.isnan().any(-1, keepdim=True), torch.nan)  # fn has no slope there

@@ -25,8 +25,13 @@ def _numba_kernels() -> ModuleType | None:
             stacklevel=2,
         )
         return None
+    from numba.np.ufunc.parallel import _launch_threads
+
     from rankgrad.engine._kernels import stream_cpu
 
+    threads = torch.get_num_threads()
+    _launch_threads()
+    torch.set_num_threads(threads)  # the launch sets OpenMP's number of threads, which is torch's too
     return stream_cpu
 
 
@@ -40,7 +45,7 @@ def _kernels(scores: Tensor) -> Any:
 def _threads() -> int:
     import numba
 
-    threads = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+    threads = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     numba.set_num_threads(threads)
     return threads
 

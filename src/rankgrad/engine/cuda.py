@@ -23,10 +23,12 @@ DENSE = 8  # one relevant item in so many, or more, is a case for whole sorts
 _CHUNKS = 256
 _MOST_ROWS = 65_535  # a grid's second axis ends there
 _MOST_PAIRS = 16_384  # as in the kernel
-_SORT_BLOCK = 2048
+_NO_WORD = 2**63 - 1  # as in the kernel
+_SORT_BLOCK = 1024
 _SORTERS = 2  # programs a processor that wait for each other: all must run at once
-_STREAM_BLOCK, _STREAM_WARPS = 2048, 4
-_ROW_BLOCK = 1024
+_STREAM_BLOCK, _STREAM_WARPS = 1024, 4
+_ROW_BLOCK = 512
+_STREAMS = 8  # programs a processor that stream
 _ROOM = 1 << 20  # for private copies of the counts
 _GIVEN, _EMIT = 5, 6  # what `terms` does besides the named forms
 
@@ -70,10 +72,14 @@ class _Long:
             cells *= 2
         self.cells = cells
         self.processors = _programs(scores.device)
-        self.streams = max(1, 8 * self.processors // self.rows)
+        self.streams = max(1, _STREAMS * self.processors // self.rows)
         new = functools.partial(torch.empty, device=scores.device)
         self.state = torch.zeros(self.rows, 5, dtype=torch.int64, device=scores.device)
+        self.hinted = max_relevant is not None
         self.words, self.loose = new(2, self.rows, self.slots, dtype=torch.int64).unbind(0)
+        if self.hinted and self.slots > _MOST_PAIRS:
+            self.loose.fill_(_NO_WORD)  # sorted by torch, which cannot know where the words end
+        self.levels = new(self.rows, self.slots, dtype=torch.float32)
         self.table = new(self.rows, cells + 1, dtype=torch.int32)
         self.geometry = new(self.rows, 2, dtype=torch.float32)
         self.room = max(1, _ROOM // self.rows)
@@ -82,9 +88,6 @@ class _Long:
         self.chunk_sums = new(self.rows, _CHUNKS, dtype=torch.int64)
         self.partial = new(self.rows, _CHUNKS, dtype=torch.float64)
         self.lists = new(self.calls, dtype=torch.int64)
-
-    def _sorters(self) -> int:
-        return 1 if self.processors == 1 else max(1, _SORTERS * self.processors // self.rows)
 
     def gather(self) -> None:
         self.kernels.gather[(self.streams, self.rows)](
@@ -95,28 +98,27 @@ class _Long:
 
     def place(self, changes: Tensor, write: bool, again: bool) -> None:
         """Sort the loose words and stream the list against them."""
-        pairs = min(self.slots, _MOST_PAIRS)
-        self.kernels.rank_by_pairs[(min(-(-pairs // 16), 8 * self.processors), self.rows)](
-            self.loose, self.words, self.state, self.slots, BLOCK=16, TILE=256, num_warps=4
-        )
-        if self.slots > _MOST_PAIRS:
-            options: dict[str, Any] = {} if self.processors == 1 else {"launch_cooperative_grid": True}
-            self.kernels.sort_by_merging[(self._sorters(), self.rows)](
-                self.loose,
-                self.words,
-                self.state,
-                self.slots,
-                SECOND=int(again),
-                BLOCK=_SORT_BLOCK,
-                num_warps=8,
-                **options,
+        if self.slots <= _MOST_PAIRS or not self.hinted:
+            pairs = min(self.slots, _MOST_PAIRS)
+            self.kernels.rank_by_pairs[(min(-(-pairs // 16), 8 * self.processors), self.rows)](
+                self.loose, self.words, self.state, self.slots, BLOCK=16, TILE=256, num_warps=4
             )
+        if self.slots > _MOST_PAIRS and self.hinted:
+            self.words = torch.sort(self.loose, dim=-1).values
+        elif self.slots > _MOST_PAIRS:
+            alone = self.processors == 1
+            options: dict[str, Any] = {} if alone else {"launch_cooperative_grid": True}
+            sorters = 1 if alone else max(1, _SORTERS * self.processors // self.rows)
+            self.kernels.sort_by_merging[(sorters, self.rows)](
+                self.loose, self.words, self.state, self.slots, SECOND=int(again), BLOCK=_SORT_BLOCK, num_warps=8,
+                **options,
+            )  # fmt: skip
         self.kernels.make_table[(self.streams, self.rows)](
-            self.words, self.table, self.geometry, self.counts, self.state, self.slots, self.cells, self.room,
-            BLOCK=512, num_warps=4,
+            self.words, self.levels, self.table, self.geometry, self.counts, self.state, self.slots, self.cells,
+            self.room, BLOCK=512, num_warps=4,
         )  # fmt: skip
         self.kernels.stream[(self.streams, self.rows)](
-            self.scores, self.relevance, self.mask, self.words, self.table, self.geometry, self.counts,
+            self.scores, self.relevance, self.mask, self.levels, self.table, self.geometry, self.counts,
             self.state, changes, self.n, self.half, self.slots, self.cells, self.room,
             MASKED=self.masked, WRITE=write, AGAIN=again, BLOCK=_STREAM_BLOCK, num_warps=_STREAM_WARPS,
         )  # fmt: skip
@@ -260,14 +262,12 @@ def _short_list_losses(
     kernels.count_items[(rows,)](
         relevance, exists, counts, items, first_group, n, MASKED=masked, ROWS=group, BLOCK=1024, num_warps=4
     )
-    if given is None:
-        kernels.count_lists[(calls,)](counts, lists, per_call, BLOCK=1024, num_warps=4)
-    else:
-        lists = given
+    lists = lists if given is None else given
     kernels.rank_lists[(rows,)](
         scores, relevance, exists, counts, items, first_group, lists, tables, losses, changes, ranks, n,
         half_of(margin), bits(lam), tables.shape[-1], per_call, FORM=FORMS.index(form), WRITE=with_changes,
-        MASKED=masked, ROWS=group, BLOCK=min(_ROW_BLOCK, max(128, 1 << (n - 1).bit_length())), num_warps=4,
+        MASKED=masked, ROWS=group, GIVEN=given is not None,
+        BLOCK=min(_ROW_BLOCK, max(128, 1 << (n - 1).bit_length())), num_warps=4,
     )  # fmt: skip
     return losses, changes, items, lists
 

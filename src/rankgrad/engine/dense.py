@@ -27,7 +27,8 @@ def list_losses(
 
     calls, per_call, n = scores.shape
     rows, masked = calls * per_call, mask is not None
-    grid = (rows, -(-n // _BLOCK))
+    blocks = -(-n // _BLOCK)
+    grid = (rows * blocks,)
     relevant = relevance if mask is None else relevance & mask
     count = relevant.sum(-1)
     items = torch.full_like(count, n) if mask is None else mask.sum(-1)
@@ -49,7 +50,7 @@ def list_losses(
 
     shape = (calls, per_call, n if with_changes else 0)
     changes = scores.new_empty(shape, dtype=count_dtype(n))
-    partial = values.new_empty(rows, grid[1], dtype=torch.float64)
+    partial = values.new_empty(rows, blocks, dtype=torch.float64)
     tables = partial if weights is None else torch.stack(weight_tables(weights))
     best_first, order, totals = standing()
     kernels.move[grid](

@@ -8,7 +8,7 @@ Scores are checked for NaN in here, so that the check holds under torch.compile 
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,27 @@ from rankgrad.engine import cuda
 from rankgrad.engine.dispatch import engine_for
 from rankgrad.engine.precision import compute_dtype, count_dtype, rank_dtype
 from rankgrad.engine.ranker import exact_ranks
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _op(fn: Callable[..., Any]) -> Any:
+    """Make ``torch.ops.rankgrad.<name>`` of a function.
+
+    What torch.library.custom_op does, without its check of every call for outputs that alias inputs, which
+    costs more than the launches of a small loss (0.2 ms a call).
+    """
+    name = f"rankgrad::{fn.__name__}"
+    torch.library.define(name, torch.library.infer_schema(fn, mutates_args=()))
+    torch.library.impl(name, "default")(fn)
+    return getattr(torch.ops.rankgrad, fn.__name__).default
+
+
+def _fake_of(name: str) -> Callable[[_F], _F]:
+    """Register the shapes and dtypes an op returns."""
+    register: Callable[[_F], _F] = torch.library.register_fake(f"rankgrad::{name}")
+    return register
+
 
 # ---------------------------------------------------------------------------- reading the arguments
 
@@ -29,7 +50,7 @@ def _waits_for_checks(scores: Tensor, check_finite: bool) -> bool:
 def _check_nan(per_list: Tensor) -> None:
     """The engines mark lists whose scores have a NaN among existing items."""
     if bool(per_list.isnan().any()):
-        raise ValueError("scores: expected no NaN, received some (mask items that do not exist)")
+        raise ValueError("scores: expected no NaN, received some (in scores or the embeddings they come from)")
 
 
 def _as_bool(relevance: Tensor, mask: Tensor | None, check_values: bool) -> Tensor:
@@ -93,7 +114,7 @@ def _vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Calla
 # ------------------------------------------------------------------------------------- whole ranks
 
 
-@torch.library.custom_op("rankgrad::ranks", mutates_args=())
+@_op
 def ranks(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
     """Exact ranks of ``[lists, n]`` scores, not differentiable. On a GPU a list with a NaN ranks NaN."""
     nan = scores.isnan() if mask is None else scores.isnan() & mask
@@ -104,27 +125,27 @@ def ranks(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
     return out
 
 
-@ranks.register_fake
+@_fake_of("ranks")
 def _(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
     return scores.new_empty(scores.shape, dtype=rank_dtype(scores))
 
 
-ranks.register_vmap(_vmap_over_calls(ranks))
+torch.library.register_vmap("rankgrad::ranks", _vmap_over_calls(ranks))
 
 
-@torch.library.custom_op("rankgrad::rank", mutates_args=())
+@_op
 def rank(scores: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
     """Exact ranks of ``[lists, n]`` scores, differentiable by Algorithm 1."""
     out: Tensor = ranks(scores, mask, ties)
     return out
 
 
-@rank.register_fake
+@_fake_of("rank")
 def _(scores: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
     return scores.new_empty(scores.shape, dtype=rank_dtype(scores))
 
 
-@torch.library.custom_op("rankgrad::rank_backward", mutates_args=())
+@_op
 def rank_backward(
     grad: Tensor, scores: Tensor, rank: Tensor, mask: Tensor | None, lam: float, ties: str
 ) -> Tensor:
@@ -138,7 +159,7 @@ def rank_backward(
     return out.masked_fill_(~grad.isfinite().all(-1, keepdim=True), torch.nan)
 
 
-@rank_backward.register_fake
+@_fake_of("rank_backward")
 def _(grad: Tensor, scores: Tensor, rank: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
@@ -153,14 +174,14 @@ def _rank_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     return rank_backward(grad, scores, output, mask, ctx.lam, ctx.ties), None, None, None
 
 
-rank.register_autograd(_rank_backward, setup_context=_rank_setup)
-rank.register_vmap(_vmap_over_calls(rank))
-rank_backward.register_vmap(_vmap_over_calls(rank_backward))
+torch.library.register_autograd("rankgrad::rank", _rank_backward, setup_context=_rank_setup)
+torch.library.register_vmap("rankgrad::rank", _vmap_over_calls(rank))
+torch.library.register_vmap("rankgrad::rank_backward", _vmap_over_calls(rank_backward))
 
 # ------------------------------------------------------------------ ranks of the relevant items
 
 
-@torch.library.custom_op("rankgrad::relevant_ranks", mutates_args=())
+@_op
 def relevant_ranks(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, check_finite: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -176,7 +197,7 @@ def relevant_ranks(
     return out  # type: ignore[no-any-return]
 
 
-@relevant_ranks.register_fake
+@_fake_of("relevant_ranks")
 def _(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, check_finite: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -185,10 +206,10 @@ def _(
     return slots, torch.empty_like(slots), per_list, per_list.double()
 
 
-relevant_ranks.register_vmap(_vmap_over_calls(relevant_ranks))
+torch.library.register_vmap("rankgrad::relevant_ranks", _vmap_over_calls(relevant_ranks))
 
 
-@torch.library.custom_op("rankgrad::rank_changes", mutates_args=())
+@_op
 def rank_changes(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
 ) -> Tensor:
@@ -197,19 +218,19 @@ def rank_changes(
     return engine.rank_changes(scores, relevant, mask, margin, position, steps)  # type: ignore[no-any-return]
 
 
-@rank_changes.register_fake
+@_fake_of("rank_changes")
 def _(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
 ) -> Tensor:
     return scores.new_empty(scores.shape, dtype=count_dtype(scores.shape[-1]))
 
 
-rank_changes.register_vmap(_vmap_over_calls(rank_changes))
+torch.library.register_vmap("rankgrad::rank_changes", _vmap_over_calls(rank_changes))
 
 # --------------------------------------------------------------------- the named losses in one op
 
 
-@torch.library.custom_op("rankgrad::list_losses", mutates_args=())
+@_op
 def list_losses(
     scores: Tensor,
     relevance: Tensor,
@@ -245,7 +266,7 @@ def list_losses(
     return out  # type: ignore[no-any-return]
 
 
-@list_losses.register_fake
+@_fake_of("list_losses")
 def _(
     scores: Tensor,
     relevance: Tensor,
@@ -268,12 +289,12 @@ def _(
     )
 
 
-list_losses.register_vmap(_vmap_over_calls(list_losses, whole=[3]))
+torch.library.register_vmap("rankgrad::list_losses", _vmap_over_calls(list_losses, whole=[3]))
 
 # -------------------------------------------------------- one number, and the gradient it stands for
 
 
-@torch.library.custom_op("rankgrad::reduce_lists", mutates_args=())
+@_op
 def reduce_lists(
     scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
 ) -> Tensor:
@@ -292,7 +313,7 @@ def reduce_lists(
     return losses.to(dtype, copy=True)
 
 
-@reduce_lists.register_fake
+@_fake_of("reduce_lists")
 def _(
     scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
 ) -> Tensor:
@@ -300,7 +321,7 @@ def _(
     return scores.new_empty(shape, dtype=compute_dtype(scores.dtype))
 
 
-@torch.library.custom_op("rankgrad::reduce_lists_backward", mutates_args=())
+@_op
 def reduce_lists_backward(
     upstream: Tensor,
     losses: Tensor,
@@ -356,7 +377,7 @@ def _may_take_over(changes: Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-@reduce_lists_backward.register_fake
+@_fake_of("reduce_lists_backward")
 def _(
     upstream: Tensor,
     losses: Tensor,
@@ -399,9 +420,9 @@ def _reduce_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     return grad_scores, grad_losses, None, None, None, None, None
 
 
-reduce_lists.register_autograd(_reduce_backward, setup_context=_reduce_setup)
-reduce_lists.register_vmap(_vmap_over_calls(reduce_lists))
-reduce_lists_backward.register_vmap(_vmap_over_calls(reduce_lists_backward))
+torch.library.register_autograd("rankgrad::reduce_lists", _reduce_backward, setup_context=_reduce_setup)
+torch.library.register_vmap("rankgrad::reduce_lists", _vmap_over_calls(reduce_lists))
+torch.library.register_vmap("rankgrad::reduce_lists_backward", _vmap_over_calls(reduce_lists_backward))
 
 
 # ------------------------------------------------------------------------------------ a question

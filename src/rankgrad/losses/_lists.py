@@ -35,7 +35,7 @@ def loss_of_lists(
     """
     scores = _check.floating("scores", scores)
     relevance = _check.relevance(relevance, scores)
-    lam = _check.positive("lam", lam)
+    lam = _check.lam(lam)
     margin = _check.non_negative("margin", margin)
     mask = _check.mask(mask, scores)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
@@ -51,6 +51,8 @@ def loss_of_lists(
     everywhere = None if lists is None else lists.reshape(1)
     if isinstance(form, str | Tensor):
         name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
+        if weights is not None:
+            _check.same_device("weight", weights, "scores", scores)
         losses, changes, items, counting = ops.list_losses(
             rows.detach(),
             relevant,
@@ -100,5 +102,6 @@ def _with_callable(
     values, slope = torch.func.vjp(values_of, above.double())  # type: ignore[misc]
     (slopes,) = slope(torch.ones_like(values))
     steps = forms.score_steps(slopes.detach(), count, items, lists, lam, compute_dtype(scores.dtype))
-    changes = ops.rank_changes(scores, relevance, mask, margin, position, steps)
+    poison = poison.masked_fill(steps.isnan().any(-1), torch.nan)  # a slope that is not a number gives no gradient
+    changes = ops.rank_changes(scores, relevance, mask, margin, position, steps.nan_to_num())
     return forms.list_losses(values, count) + poison, changes, items, lists

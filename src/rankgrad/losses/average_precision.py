@@ -144,6 +144,7 @@ class AveragePrecisionLoss(EmbeddingLoss):
         margin: Score margin, in cosine similarity.
         log: Average -log(precision) instead of 1 - precision.
         memory: How many past batches serve as extra candidates.
+        max_relevant: As in :func:`recall_loss`: the most partners an item can have, memory included.
         distributed: With several processes, take the batches of all of them as one; see :class:`RecallLoss`.
     """
 
@@ -153,9 +154,10 @@ class AveragePrecisionLoss(EmbeddingLoss):
         margin: float = 0.05,
         log: bool = False,
         memory: int = 0,
+        max_relevant: int | None = None,
         distributed: bool = False,
     ) -> None:
-        super().__init__(lam, margin, memory, distributed)
+        super().__init__(lam, margin, memory, max_relevant, distributed)
         self.log = bool(log)
 
     def list_loss(
@@ -163,7 +165,14 @@ class AveragePrecisionLoss(EmbeddingLoss):
     ) -> Tensor:
         """Mean average precision loss of the lists."""
         return average_precision_loss(
-            scores, relevance, lam=self.lam, margin=self.margin, log=self.log, mask=mask, lists=lists
+            scores,
+            relevance,
+            lam=self.lam,
+            margin=self.margin,
+            log=self.log,
+            mask=mask,
+            max_relevant=self.max_relevant,
+            lists=lists,
         )
 
     def extra_repr(self) -> str:

@@ -47,7 +47,7 @@ class ClassRankingLoss(nn.Module):
         distributed: bool = False,
     ) -> None:
         super().__init__()
-        self.lam = _check.positive("lam", lam)
+        self.lam = _check.lam(lam)
         self.margin = _check.non_negative("margin", margin)
         self.map_weight = _check.non_negative("map_weight", map_weight)
         self.pooled_weight = _check.non_negative("pooled_weight", pooled_weight)
@@ -68,6 +68,7 @@ class ClassRankingLoss(nn.Module):
                 do not enter the memory either.
         """
         scores, relevance, mask = check_classes(scores, relevance, mask)
+        self.memory._check_fits("scores", scores)
         if self.distributed:  # the lists are classes, so every process ranks the items of all
             scores, relevance = distributed.gather(scores), distributed.gather(relevance)
             mask = None if mask is None else distributed.gather(mask.contiguous())

@@ -16,11 +16,16 @@ class EmbeddingLoss(nn.Module):
     Subclasses give :meth:`list_loss`.
     """
 
-    def __init__(self, lam: float, margin: float, memory: int, distributed: bool) -> None:
+    def __init__(
+        self, lam: float, margin: float, memory: int, max_relevant: int | None, distributed: bool
+    ) -> None:
         super().__init__()
-        self.lam = _check.positive("lam", lam)
+        self.lam = _check.lam(lam)
         self.margin = _check.non_negative("margin", margin)
         self.memory = EmbeddingMemory(_check.count("memory", memory, at_least=0))
+        if max_relevant is not None:
+            max_relevant = _check.count("max_relevant", max_relevant, at_least=1)
+        self.max_relevant = max_relevant
         self.distributed = bool(distributed)
 
     def list_loss(
@@ -51,6 +56,7 @@ class EmbeddingLoss(nn.Module):
                 sampler may repeat, are left out of each other's lists.
         """
         check_batch(embeddings, labels, ref_embeddings, ref_labels, query_index, items)
+        self.memory._check_fits("embeddings", embeddings)
         queries = unit_length(embeddings)
         spread = self.distributed and distributed.active()
         if spread:
@@ -70,7 +76,7 @@ class EmbeddingLoss(nn.Module):
             old, old_labels, old_valid = self.memory.candidates()
             valid = torch.cat([old_valid.new_ones(len(candidates)), old_valid])
             candidates = torch.cat([candidates, old.to(candidates.dtype)])
-            candidate_labels = torch.cat([candidate_labels, old_labels.to(candidate_labels.dtype)])
+            candidate_labels = torch.cat([candidate_labels, old_labels])
             rows = torch.cat([rows, rows.new_full((len(old),), -1)])
         scores, relevance, mask = pairs_of(queries, labels, candidates, candidate_labels, own, rows)
         if valid is not None:

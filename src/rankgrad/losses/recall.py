@@ -102,6 +102,7 @@ class RecallLoss(EmbeddingLoss):
         margin: Score margin, in cosine similarity.
         weight: As in :func:`recall_loss`.
         memory: How many past batches serve as extra candidates.
+        max_relevant: As in :func:`recall_loss`: the most partners an item can have, memory included.
         distributed: With several processes of torch.distributed, the batch is all of theirs together: the value is
             the same in each, and after DistributedDataParallel's averaging so are the gradients, as if one process
             had the whole batch.
@@ -119,9 +120,10 @@ class RecallLoss(EmbeddingLoss):
         margin: float = 0.02,
         weight: Weight = "loglog",
         memory: int = 0,
+        max_relevant: int | None = None,
         distributed: bool = False,
     ) -> None:
-        super().__init__(lam, margin, memory, distributed)
+        super().__init__(lam, margin, memory, max_relevant, distributed)
         weight = _form(weight)
         if isinstance(weight, Tensor):
             self.register_buffer("weight", weight)
@@ -133,7 +135,14 @@ class RecallLoss(EmbeddingLoss):
     ) -> Tensor:
         """Mean recall loss of the lists."""
         return recall_loss(
-            scores, relevance, lam=self.lam, margin=self.margin, weight=self.weight, mask=mask, lists=lists
+            scores,
+            relevance,
+            lam=self.lam,
+            margin=self.margin,
+            weight=self.weight,
+            mask=mask,
+            max_relevant=self.max_relevant,
+            lists=lists,
         )
 
     def extra_repr(self) -> str:

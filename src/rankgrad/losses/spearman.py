@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rankgrad import _check
@@ -19,7 +20,9 @@ def spearman_loss(
 ) -> Tensor:
     r"""One minus Spearman's coefficient: :math:`6 \sum_i (r_i - t_i)^2 / (n (n^2 - 1))`.
 
-    Made with :func:`rankgrad.rank_loss`. Between 0 (the same order) and 2 (the reverse).
+    Made with :func:`rankgrad.rank_loss`. Between 0 (the same order) and 2 (the reverse). The formula is exact
+    where neither scores nor targets tie. Mind the targets: ranks here (1 = best), while
+    :func:`rankgrad.metrics.spearman` takes values (higher = better).
 
     Args:
         scores: ``[..., n]``, higher is better.
@@ -27,7 +30,7 @@ def spearman_loss(
         lam: Interpolation strength in the paper's units, finite and > 0.
         ties: As in :func:`rankgrad.rank`.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"``. A list of one item has the loss 0.
+        reduction: ``"mean"`` over the lists of two items or more, ``"sum"``, or ``"none"`` (0 for the others).
 
     Returns:
         A scalar, or ``[...]`` for ``"none"``.
@@ -47,12 +50,13 @@ def spearman_loss(
         raise _check.fail("target_ranks", f"the shape of scores {list(scores.shape)}", target)
     _check.same_device("target_ranks", target, "scores", scores)
     mask = _check.mask(mask, scores)
-    target = target.double() if mask is None else target.double().where(mask, 0)
-    n = scores.new_full((), scores.shape[-1]).double() if mask is None else mask.sum(-1).double()
+    target = target.double()
+    exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    n = exists.sum(-1).double()
     pairs = (n * (n * n - 1)).clamp(min=1)
+    mask = exists & (n > 1).unsqueeze(-1)  # a list of one item has no order: it does not count, as in the metric
 
     def squared_distance(ranks: Tensor) -> Tensor:
-        ranks = ranks.double() if mask is None else ranks.double().where(mask, 0)
-        return 6 * (ranks - target).square().sum(-1) / pairs
+        return 6 * (ranks.double() - target).where(mask, 0).square().sum(-1) / pairs
 
     return rank_loss(squared_distance, scores, lam=lam, ties=ties, mask=mask, reduction=reduction)

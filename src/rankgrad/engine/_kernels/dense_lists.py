@@ -12,10 +12,16 @@ from rankgrad.engine._kernels.words import as_float64, item_terms, read_items, s
 
 
 @triton.jit
+def _where(n, BLOCK: tl.constexpr):
+    """The row and the places of this program: rows and their blocks lie on one axis of the grid."""
+    blocks = tl.cdiv(n, BLOCK)
+    return (tl.program_id(0) // blocks).to(tl.int64), span(tl.program_id(0) % blocks, BLOCK)
+
+
+@triton.jit
 def shift(scores, relevance, mask, out, n, half, MASKED: tl.constexpr, BLOCK: tl.constexpr):
     """Scores after the margin."""
-    row = tl.program_id(0).to(tl.int64)
-    at = span(tl.program_id(1), BLOCK)
+    row, at = _where(n, BLOCK)
     inside = at < n
     value, _, _ = read_items(scores + row * n, relevance + row * n, mask + row * n, at, inside, half, MASKED)
     value = tl.where(value == 0.0, 0.0, value)  # -0.0 ties with 0.0
@@ -25,8 +31,7 @@ def shift(scores, relevance, mask, out, n, half, MASKED: tl.constexpr, BLOCK: tl
 @triton.jit
 def flag(order, relevance, mask, out, n, MASKED: tl.constexpr, BLOCK: tl.constexpr):
     """For each place of the sorted list: 1 << 32 if a relevant item stands there, 1 if an irrelevant one does."""
-    row = tl.program_id(0).to(tl.int64)
-    at = span(tl.program_id(1), BLOCK)
+    row, at = _where(n, BLOCK)
     inside = at < n
     item = tl.load(order + row * n + at, mask=inside, other=0)
     exists = inside
@@ -37,31 +42,43 @@ def flag(order, relevance, mask, out, n, MASKED: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
+def _equal(values, at, inside, value):
+    return inside & (tl.load(values + at, mask=inside, other=0.0) == value)
+
+
+@triton.jit
 def _run_end(values, at, n, value, tied):
-    """The last place of the run of equal scores at ``at``; only where ``tied``."""
+    """The last place of the run of equal scores at ``at``; only where ``tied``. Doubling steps out, then halves."""
     low = at
-    high = tl.where(tied, n - 1, at)
-    left = tl.max(high - low)
-    while left > 0:
-        middle = (low + high + 1) // 2
-        equal = (low < high) & (tl.load(values + middle, mask=low < high, other=0.0) == value)
-        high = tl.where((low < high) & ~equal, middle - 1, high)
-        low = tl.where(equal, middle, low)
-        left = left // 2
+    step = tl.full([], 1, tl.int64)
+    reach = tied
+    while tl.max(reach.to(tl.int32)) > 0:
+        reach = _equal(values, at + step, reach & (at + step < n), value)
+        low = tl.where(reach, at + step, low)
+        step *= 2
+    step = step // 2
+    while step > 0:
+        further = _equal(values, low + step, tied & (low + step < n), value)
+        low = tl.where(further, low + step, low)
+        step = step // 2
     return low
 
 
 @triton.jit
 def _run_start(values, at, value, tied):
-    low = tl.where(tied, 0, at)
+    """The first place of the run of equal scores at ``at``; only where ``tied``."""
     high = at
-    left = tl.max(high - low)
-    while left > 0:
-        middle = (low + high) // 2
-        equal = (low < high) & (tl.load(values + middle, mask=low < high, other=0.0) == value)
-        low = tl.where((low < high) & ~equal, middle + 1, low)
-        high = tl.where(equal, middle, high)
-        left = left // 2
+    step = tl.full([], 1, tl.int64)
+    reach = tied
+    while tl.max(reach.to(tl.int32)) > 0:
+        reach = _equal(values, at - step, reach & (at - step >= 0), value)
+        high = tl.where(reach, at - step, high)
+        step *= 2
+    step = step // 2
+    while step > 0:
+        further = _equal(values, high - step, tied & (high - step >= 0), value)
+        high = tl.where(further, high - step, high)
+        step = step // 2
     return high
 
 
@@ -89,13 +106,12 @@ def move(
     FORM: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Loss terms; the moved scores of relevant items; and minus the rank of every item where its change will be."""
-    row = tl.program_id(0).to(tl.int64)
-    at = span(tl.program_id(1), BLOCK)
+    row, at = _where(n, BLOCK)
     inside = at < n
     value, relevant, irrelevant, above, own, better = _stand(values + row * n, totals + row * n, at, inside, n)
     term, slope = item_terms(FORM, weights, n_weights, above, own)
     loss = tl.sum(tl.where(relevant, term, 0.0))
-    tl.store(partial + row * tl.num_programs(1) + tl.program_id(1), loss)
+    tl.store(partial + tl.program_id(0), loss)
     if WRITE:
         counting = tl.maximum(tl.load(lists + row // per_call), 1).to(tl.float64)
         p = tl.maximum(tl.load(counts + row), 1).to(tl.float64)
@@ -110,8 +126,7 @@ def move(
 @triton.jit
 def settle(values, totals, order, changes, n, BLOCK: tl.constexpr):
     """Add every item's rank after the move."""
-    row = tl.program_id(0).to(tl.int64)
-    at = span(tl.program_id(1), BLOCK)
+    row, at = _where(n, BLOCK)
     inside = at < n
     _, relevant, irrelevant, above, own, better = _stand(values + row * n, totals + row * n, at, inside, n)
     item = changes + row * n + tl.load(order + row * n + at, mask=inside, other=0)

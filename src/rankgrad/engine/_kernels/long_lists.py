@@ -35,7 +35,7 @@ from rankgrad.engine._kernels.words import (
 )
 
 PAIRS = tl.constexpr(16384)  # up to this many relevant items, comparing all pairs is the quicker sort
-FEW = tl.constexpr(256)  # counts of fewer places fit tl.histogram
+FEW = tl.constexpr(256)  # counts of fewer places fit tl.histogram, with one for items that do not count
 # per list, int64: relevant items, existing items, NaN seen, programs come to the first and second sort's barrier
 STATE = tl.constexpr(5)
 
@@ -47,18 +47,20 @@ def gather(scores, relevance, mask, words, state, n, half, slots, MASKED: tl.con
     words += row * slots
     items = 0
     for block in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
-        at = span(block, BLOCK)
-        inside = at < n
+        at = tl.arange(0, BLOCK)
+        first = block * tl.full([], BLOCK, tl.int64)
+        start = row * n + first
+        inside = at < tl.minimum(n - first, BLOCK).to(tl.int32)
         exists = inside
         if MASKED:
-            exists = inside & (tl.load(mask + row * n + at, mask=inside, other=0) != 0)
+            exists = inside & (tl.load(mask + start + at, mask=inside, other=0) != 0)
             items += tl.sum(exists.to(tl.int32))
-        relevant = exists & (tl.load(relevance + row * n + at, mask=inside, other=0) != 0)
+        relevant = exists & (tl.load(relevance + start + at, mask=inside, other=0) != 0)
         here = tl.sum(relevant.to(tl.int32))
         if here > 0:
-            value = tl.load(scores + row * n + at, mask=relevant, other=0.0).to(tl.float32) - half
+            value = tl.load(scores + start + at, mask=relevant, other=0.0).to(tl.float32) - half
             slot = tl.atomic_add(state, here.to(tl.int64)) + tl.cumsum(relevant.to(tl.int32), 0) - 1
-            tl.store(words + slot, make_word(value, at), mask=relevant & (slot < slots))
+            tl.store(words + slot, make_word(value, first + at), mask=relevant & (slot < slots))
     if MASKED:
         tl.atomic_add(state + 1, items.to(tl.int64))
 
@@ -199,8 +201,8 @@ def _copies(p, room, programs):
 
 
 @triton.jit
-def make_table(words, table, geometry, counts, state, slots, most_cells, room, BLOCK: tl.constexpr):
-    """Relevant scores in better cells for every cell; where cells lie (geometry); and zeroed counts."""
+def make_table(words, levels, table, geometry, counts, state, slots, most_cells, room, BLOCK: tl.constexpr):
+    """Scores of sorted words; how many lie in better cells, for every cell; where cells lie; zeroed counts."""
     row = tl.program_id(1).to(tl.int64)
     p = tl.minimum(tl.load(state + row * STATE), slots)
     words += row * slots
@@ -234,6 +236,9 @@ def make_table(words, table, geometry, counts, state, slots, most_cells, room, B
             high = tl.where(open_ & ~better, middle, high)
             steps = steps // 2
         tl.store(table + cell, low.to(tl.int32), mask=cell <= cells)
+    for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
+        at = span(block, BLOCK)
+        tl.store(levels + row * slots + at, score_of(tl.load(words + at, mask=at < p, other=0)), mask=at < p)
     copies = _copies(p, room, tl.num_programs(0))
     for block in range(tl.program_id(0), tl.cdiv(copies * (p + 1), BLOCK), tl.num_programs(0)):
         at = span(block, BLOCK)
@@ -252,7 +257,7 @@ def _add(counts, place, active, amount):
 
 @triton.jit
 def stream(
-    scores, relevance, mask, words, table, geometry, counts, state, changes, n, half, slots, most_cells, room,
+    scores, relevance, mask, levels, table, geometry, counts, state, changes, n, half, slots, most_cells, room,
     MASKED: tl.constexpr, WRITE: tl.constexpr, AGAIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Place every irrelevant item and count the places; ``AGAIN``: the difference to the first places.
@@ -262,7 +267,7 @@ def stream(
     row = tl.program_id(1).to(tl.int64)
     state += row * STATE
     p = tl.minimum(tl.load(state), slots)
-    words += row * slots
+    levels += row * slots
     table += row * (most_cells + 1)
     counts += row * (room + slots + 1)
     best = tl.load(geometry + row * 2)
@@ -272,11 +277,13 @@ def stream(
     counts += (tl.program_id(0) % copies) * (p + 1)
     few = tl.zeros([FEW], tl.int32)
     nan = tl.zeros([BLOCK], tl.int32)
+    at = tl.arange(0, BLOCK)
     for block in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
-        at = span(block, BLOCK)
-        inside = at < n
+        first = block * tl.full([], BLOCK, tl.int64)
+        start = row * n + first  # 64 bits once a block, 32 bits an item
+        inside = at < tl.minimum(n - first, BLOCK).to(tl.int32)
         value, relevant, irrelevant = read_items(
-            scores + row * n, relevance + row * n, mask + row * n, at, inside, half, MASKED
+            scores + start, relevance + start, mask + start, at, inside, half, MASKED
         )
         if not AGAIN:
             nan = nan | ((value != value) & (relevant | irrelevant)).to(tl.int32)
@@ -287,28 +294,28 @@ def stream(
         while widest > 0:
             middle = (low + high) // 2
             open_ = low < high
-            better = open_ & (score_of(tl.load(words + middle, mask=open_, other=0)) > value)
+            better = open_ & (tl.load(levels + middle, mask=open_, other=0.0) > value)
             low = tl.where(better, middle + 1, low)
             high = tl.where(open_ & ~better, middle, high)
             widest = widest // 2
         if AGAIN:
-            before = tl.load(changes + row * n + at, mask=irrelevant, other=0)
+            before = tl.load(changes + start + at, mask=irrelevant, other=0)
             moved = irrelevant & (low != before)
             if tl.max(moved.to(tl.int32)) > 0:
                 _add(counts, before.to(tl.int32), moved, -1)
                 _add(counts, low, moved, 1)
-            tl.store(changes + row * n + at, tl.where(irrelevant, low - before, 0), mask=inside & ~relevant)
+            tl.store(changes + start + at, tl.where(irrelevant, low - before, 0), mask=inside & ~relevant)
         else:
-            if p < FEW:
-                few += tl.histogram(low, FEW, mask=irrelevant)
+            if p < FEW - 1:
+                few += tl.histogram(tl.where(irrelevant, low, FEW - 1), FEW)
             else:
                 _add(counts, low, irrelevant, 1)
             if WRITE:
-                tl.store(changes + row * n + at, low, mask=irrelevant)
+                tl.store(changes + start + at, low, mask=irrelevant)
     if not AGAIN:
         if tl.max(nan) > 0:
             tl.store(state + 2, 1)
-        if p < FEW:
+        if p < FEW - 1:
             place = tl.arange(0, FEW)
             tl.atomic_add(counts + place, few, mask=(place <= p) & (few > 0), sem="relaxed")
 

@@ -23,7 +23,7 @@ def count_items(
     relevant = 0
     existing = 0
     for block in range(0, tl.cdiv(n, BLOCK)):
-        at = span(block, BLOCK)
+        at = block * BLOCK + tl.arange(0, BLOCK)
         exists = at < n
         if MASKED:
             exists = exists & (tl.load(mask + row * n + at, mask=at < n, other=0) != 0)
@@ -39,15 +39,14 @@ def count_items(
 
 
 @triton.jit
-def count_lists(counts, lists, per_call, BLOCK: tl.constexpr):
-    """How many lists of each call have something relevant."""
-    call = tl.program_id(0).to(tl.int64)
+def _counting_lists(counts, call, per_call):
+    """How many lists of the call have something relevant."""
     total = tl.full([], 0, tl.int64)
-    for start in range(0, per_call, BLOCK):
-        at = start + tl.arange(0, BLOCK)
+    for start in range(0, per_call, 1024):
+        at = start + tl.arange(0, 1024)
         found = tl.load(counts + call * per_call + at, mask=at < per_call, other=0)
         total += tl.sum((found > 0).to(tl.int64))
-    tl.store(lists + call, total)
+    return total
 
 
 @triton.jit
@@ -62,7 +61,7 @@ def _group(
     moved = tl.full([ROWS], float("-inf"), tl.float32)
     seen = 0
     for block in range(0, tl.cdiv(n, BLOCK)):
-        at = span(block, BLOCK)
+        at = block * BLOCK + tl.arange(0, BLOCK)
         value, relevant, _ = read_items(scores, relevance, mask, at, at < n, half, MASKED)
         here = tl.sum(relevant.to(tl.int32))
         if (seen + here > first) & (seen < first + ROWS):
@@ -85,7 +84,7 @@ def _rank(
     above = tl.zeros([ROWS], tl.int32)
     own = tl.full([ROWS], 1, tl.int32)
     for block in range(0, tl.cdiv(n, BLOCK)):
-        at = span(block, BLOCK)
+        at = block * BLOCK + tl.arange(0, BLOCK)
         value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
         above += tl.sum((irrelevant[None, :] & (value[None, :] >= score[:, None])).to(tl.int32), 1)
         better = (value[None, :] > score[:, None]) | (
@@ -116,7 +115,7 @@ def _one_group(
     above = tl.zeros([ROWS], tl.int32)
     nan = tl.zeros([BLOCK], tl.int32)
     for block in range(0, tl.cdiv(n, BLOCK)):
-        at = span(block, BLOCK)
+        at = block * BLOCK + tl.arange(0, BLOCK)
         value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
         nan = nan | ((value != value) & (relevant | irrelevant)).to(tl.int32)
         above += tl.sum((irrelevant[None, :] & (value[None, :] >= score[:, None])).to(tl.int32), 1)
@@ -130,7 +129,7 @@ def _one_group(
         score = tl.where(in_use, score, float("inf"))  # items that are not there pass nobody
         moved = tl.where(in_use, moved, float("inf"))
         for block in range(0, tl.cdiv(n, BLOCK)):
-            at = span(block, BLOCK)
+            at = block * BLOCK + tl.arange(0, BLOCK)
             value, _, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
             lower = value[None, :] >= moved[:, None]
             new += tl.sum((irrelevant[None, :] & lower).to(tl.int32), 1)
@@ -144,7 +143,7 @@ def _one_group(
 def rank_lists(
     scores, relevance, mask, counts, items, first_group, lists, weights, losses, changes, ranks, n, half, lam_bits,
     n_weights, per_call, FORM: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GIVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Loss of a list and (WRITE) the rank change of each of its items."""
     row = tl.program_id(0).to(tl.int64)
@@ -154,7 +153,13 @@ def rank_lists(
     mask += row * n
     changes += row * n
     ranks += row * n
-    counting = tl.maximum(tl.load(lists + row // per_call), 1)
+    if GIVEN:
+        counting = tl.load(lists + row // per_call)
+    else:
+        counting = _counting_lists(counts, row // per_call, per_call)
+        if row % per_call == 0:
+            tl.store(lists + row // per_call, counting)
+    counting = tl.maximum(counting, 1)
     lam = as_float64(lam_bits)
     lam_list = lam * tl.load(items + row).to(tl.float64) / counting.to(tl.float64)
     per_list = lam_list / tl.maximum(p, 1).to(tl.float64)
@@ -178,7 +183,7 @@ def rank_lists(
             tl.store(changes + index, moved.to(tl.int32, bitcast=True), mask=in_use)
     nan = 0
     for block in range(0, tl.cdiv(n, BLOCK)):
-        at = span(block, BLOCK)
+        at = block * BLOCK + tl.arange(0, BLOCK)
         value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
         nan += tl.sum(((value != value) & (relevant | irrelevant)).to(tl.int32))
         if WRITE:
@@ -196,7 +201,7 @@ def rank_lists(
             in_use = first + tl.arange(0, ROWS) < p
             new = tl.full([ROWS], 1, tl.int32)
             for block in range(0, tl.cdiv(n, BLOCK)):
-                at = span(block, BLOCK)
+                at = block * BLOCK + tl.arange(0, BLOCK)
                 value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
                 change = tl.load(changes + at, mask=relevant | irrelevant, other=0)
                 other_moved = change.to(tl.float32, bitcast=True)

@@ -13,6 +13,7 @@ Scores are float32, or 16-bit patterns with a table of their values (``decode``)
 ``chunks`` cut its length for the threads, and 1 chunk runs without any.
 """
 
+# mypy: ignore-errors
 import numba
 import numpy as np
 from numba import prange
