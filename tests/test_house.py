@@ -18,7 +18,7 @@ FLOORS = [
     "ranking metrics memory pairs",
     "losses",
     "training",
-    "retrieval",
+    "retrieval bench",
     "recipes",
     "cli",
 ]

@@ -13,6 +13,7 @@ def build() -> typer.Typer:
     """The application, with the commands of every room."""
     import typer
 
+    from rankgrad.bench import commands as bench
     from rankgrad.recipes import commands as recipes
     from rankgrad.retrieval import commands as retrieval
 
@@ -22,7 +23,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    for room in (recipes, retrieval):
+    for room in (recipes, retrieval, bench):
         room.register(app)
     return app
 

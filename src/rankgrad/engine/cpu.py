@@ -1,11 +1,14 @@
-"""The CPU engine: launches the Numba kernels; without Numba, or for float64, the same algorithm in torch."""
+"""The CPU engine: Numba kernels in threads; without Numba, or for float64, the same algorithm in torch."""
 
 import functools
 import importlib.util
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,13 +28,8 @@ def _numba_kernels() -> ModuleType | None:
             stacklevel=2,
         )
         return None
-    from numba.np.ufunc.parallel import _launch_threads
-
     from rankgrad.engine._kernels import stream_cpu
 
-    threads = torch.get_num_threads()
-    _launch_threads()
-    torch.set_num_threads(threads)  # the launch sets OpenMP's number of threads, which is torch's too
     return stream_cpu
 
 
@@ -42,19 +40,21 @@ def _kernels(scores: Tensor) -> Any:
     return _numba_kernels()
 
 
-def _threads() -> int:
-    import numba
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="rankgrad")
 
-    threads = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
-    numba.set_num_threads(threads)
-    return threads
+
+def _each(chunks: int, run: Callable[[int], Any]) -> list[Any]:
+    """Run all chunks, each in a thread."""
+    return [run(0)] if chunks == 1 else list(_pool(chunks).map(run, range(chunks)))
 
 
 @functools.cache
 def _decoding(dtype: torch.dtype) -> Any:
     """The values of all 16-bit patterns."""
     if dtype == torch.float32:
-        return torch.empty(0).numpy()
+        return np.empty(0, np.float32)
     return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype).float().numpy()
 
 
@@ -70,15 +70,75 @@ class _Rows:
         self.masked = mask is not None
         exists = relevance.new_empty(len(rows), 0) if mask is None else mask.contiguous().reshape(-1, n)
         self.mask = exists.view(torch.uint8).numpy()
-        self.half = torch.tensor(margin / 2, dtype=torch.float32).numpy()[()]
-        self.threads = _threads()
-        self.chunks = self.threads if n >= _LONG and len(rows) < self.threads else 1
+        self.half = np.float32(margin / 2)
+        self.threads = torch.get_num_threads()
 
     def __len__(self) -> int:
         return len(self.scores)
 
+    @property
+    def long(self) -> bool:
+        """Whether to cut each list for the threads, rather than to give each thread some lists."""
+        return self.scores.shape[1] >= _LONG and len(self) < self.threads
+
+    def all(self) -> tuple[Any, ...]:
+        return self.scores, self.decode, self.relevance, self.mask, self.masked, self.half
+
     def row(self, at: int) -> tuple[Any, ...]:
         return self.scores[at], self.decode, self.relevance[at], self.mask[at], self.masked, self.half
+
+
+class _List:
+    """One list, step by step, in chunks: what ``one_list`` of the kernels does in one go."""
+
+    def __init__(self, kernels: Any, row: tuple[Any, ...], out: Any, chunks: int) -> None:
+        self.kernels, self.row, self.out, self.chunks = kernels, row, out, chunks
+        relevance, mask, masked = row[2:5]
+        counts = np.empty((chunks, 2), np.int64)
+        _each(chunks, lambda chunk: kernels.count_items(relevance, mask, masked, counts, chunk))
+        p, self.items = (int(total) for total in counts.sum(0))
+        self.words, self._spare = np.empty(p, np.uint64), np.empty(max(p, 1), np.uint64)
+        _each(chunks, lambda chunk: kernels.gather_words(*row, counts, self.words, chunk))
+        self._sort()
+        self.above, self.nan = self._place(again=False)
+
+    def _sort(self) -> None:
+        if self.chunks == 1 or len(self.words) < _LONG:
+            self.kernels.sort_words(self.words, self._spare)
+            return
+        source, target = self.words, self._spare
+        counts = np.empty((self.chunks, 256), np.int64)
+        for shift in (np.uint64(32 + 8 * digit) for digit in range(4)):
+            digits = functools.partial(self.kernels.count_digits, source, shift, counts)
+            _each(self.chunks, digits)
+            if self.kernels.start_digits(counts, len(source)):
+                _each(self.chunks, functools.partial(self.kernels.move_by_digit, source, target, shift, counts))
+                source, target = target, source
+        self.words, self._spare = source, target
+        self.kernels.order_ties(self.words)
+
+    def _place(self, *, again: bool) -> tuple[Any, bool]:
+        n = len(self.row[2])
+        levels, table, best, scale = self.kernels.prepare(self.words, self._spare, n, self.out)
+        best, scale = np.float32(best), np.float32(scale)  # Numba hands out Python's doubles
+        counts = np.zeros((self.chunks, 2, len(self.words) + 2), table.dtype)
+        nan = _each(
+            self.chunks,
+            lambda chunk: self.kernels.stream(
+                *self.row, levels, table, best, scale, self.out, again, counts, chunk
+            ),
+        )
+        return self.kernels.sum_counts(counts), any(nan)
+
+    def move(self, steps: Any) -> None:
+        """Step two: ``out`` turns from places into rank changes."""
+        if len(self.words) == 0:
+            self.out[:] = 0
+            return
+        self.kernels.lift(self.words, self.above, steps, self.out)
+        self._sort()
+        above, _ = self._place(again=True)
+        self.kernels.settle(self.words, above, self.out)
 
 
 def relevant_ranks(
@@ -95,12 +155,12 @@ def relevant_ranks(
     poison = torch.zeros(scores.shape[:-1], dtype=torch.float64)
     nothing = torch.empty(0, dtype=count_dtype(n)).numpy()
     for at in range(len(rows)):
-        words, _, higher, _, nan = kernels.standing(*rows.row(at), nothing, rows.chunks)
-        p = len(words)
-        above.view(-1, n)[at, :p] = torch.from_numpy(higher[:p])
-        position.view(-1, n)[at, :p] = torch.from_numpy((words & 0xFFFFFFFF).astype("int64"))
+        one = _List(kernels, rows.row(at), nothing, rows.threads if rows.long else 1)
+        p = len(one.words)
+        above.view(-1, n)[at, :p] = torch.from_numpy(one.above[:p])
+        position.view(-1, n)[at, :p] = torch.from_numpy((one.words & 0xFFFFFFFF).astype(np.int64))
         count.view(-1)[at] = p
-        if nan:
+        if one.nan:
             poison.view(-1)[at] = torch.nan
     return above, position, count, poison
 
@@ -117,12 +177,8 @@ def rank_changes(
     changes = torch.zeros(scores.shape, dtype=count_dtype(n))
     for at in range(len(rows)):
         out = changes.view(-1, n)[at].numpy()
-        words, spare, above, _, _ = kernels.standing(*rows.row(at), out, rows.chunks)
-        move = steps.view(-1, n)[at, : len(words)].numpy()
-        if len(words):
-            kernels.move(*rows.row(at), words, spare, above, move, out, rows.chunks)
-        else:
-            out[:] = 0
+        one = _List(kernels, rows.row(at), out, rows.threads if rows.long else 1)
+        one.move(steps.reshape(-1, n)[at, : len(one.words)].numpy())
     return changes
 
 
@@ -146,25 +202,26 @@ def list_losses(
         )
     calls, per_call, n = scores.shape
     rows = _Rows(scores, relevance, mask, margin)
-    relevant = relevance if mask is None else relevance & mask
-    lists = relevant.any(-1).sum(-1) if lists is None else lists
+    if lists is None:
+        lists = (relevance if mask is None else relevance & mask).any(-1).sum(-1)
     items = torch.full((calls, per_call), n) if mask is None else mask.sum(-1)
     changes = torch.empty(calls, per_call, n if with_changes else 0, dtype=count_dtype(n))
     losses = torch.empty(calls, per_call, dtype=torch.float64)
-    args = (
-        FORMS.index(form),
-        torch.zeros(2, 1, dtype=torch.float64).numpy()
-        if weights is None
-        else torch.stack(weight_tables(weights)).numpy(),
-        lam,
-    )
-    for_row = lists.repeat_interleave(per_call).numpy()
+    tables = np.zeros((2, 1)) if weights is None else torch.stack(weight_tables(weights)).numpy()
     out, into = changes.view(calls * per_call, -1).numpy(), losses.view(-1).numpy()
-    if rows.chunks == 1:
-        kernels.many_lists(
-            rows.scores, rows.decode, rows.relevance, rows.mask, rows.masked, rows.half, *args, for_row, out, into
-        )
-    else:
-        for at in range(len(rows)):
-            into[at] = kernels.one_list(*rows.row(at), *args, for_row[at], out[at], rows.chunks)
+    counting = lists.repeat_interleave(per_call).numpy()
+    arguments = (FORMS.index(form), tables)
+    if not rows.long:
+        threads = min(rows.threads, max(1, len(rows)))
+        run = functools.partial(kernels.some_lists, *rows.all(), *arguments, lam, counting, out, into)
+        _each(threads, lambda chunk: run(chunk, threads))
+        return losses, changes, items, lists
+    for at in range(len(rows)):
+        one = _List(kernels, rows.row(at), out[at], rows.threads)
+        p = len(one.words)
+        steps = np.empty(p, np.float32)
+        per_list = lam * one.items / max(int(counting[at]), 1) / max(p, 1)
+        into[at] = np.nan if one.nan else kernels.terms(*arguments, one.above, per_list, steps)
+        if with_changes:
+            one.move(steps)
     return losses, changes, items, lists

@@ -26,9 +26,9 @@ _MOST_PAIRS = 16_384  # as in the kernel
 _NO_WORD = 2**63 - 1  # as in the kernel
 _SORT_BLOCK = 1024
 _SORTERS = 2  # programs a processor that wait for each other: all must run at once
-_STREAM_BLOCK, _STREAM_WARPS = 1024, 4
+_STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _ROW_BLOCK = 512
-_STREAMS = 8  # programs a processor that stream
+_STREAMS = 16  # programs a processor that stream
 _ROOM = 1 << 20  # for private copies of the counts
 _GIVEN, _EMIT = 5, 6  # what `terms` does besides the named forms
 

@@ -1,8 +1,10 @@
 """Which engine runs: decided by the tensor alone, never by the machine or a value."""
 
+import contextlib
 import functools
 import importlib.util
 import warnings
+from collections.abc import Iterator
 from types import ModuleType
 
 from torch import Tensor
@@ -23,8 +25,23 @@ def _has_triton() -> bool:
     return True
 
 
+_forced: list[ModuleType] = []
+
+
+@contextlib.contextmanager
+def forced(engine: ModuleType) -> Iterator[None]:
+    """Use one engine for everything inside, to compare with it (not for code that torch.compile has traced)."""
+    _forced.append(engine)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
 def engine_for(scores: Tensor) -> ModuleType:
     """The engine for these scores."""
+    if _forced:
+        return _forced[-1]
     if scores.device.type == "cpu" and scores.numel() >= SMALL_ON_CPU:
         return cpu
     if scores.device.type == "cuda" and cuda.supports(scores) and _has_triton():

@@ -196,8 +196,9 @@ def _finite_end(words, p, BEST: tl.constexpr):
 
 @triton.jit
 def _copies(p, room, programs):
-    """How many private copies of the counts there are room for."""
-    return tl.minimum(tl.maximum(room // (p + 1), 1), programs)
+    """How many private copies of the counts: as there is room, and no more than it takes to keep out of each
+    other's way."""
+    return tl.minimum(tl.minimum(tl.maximum(room // (p + 1), 1), programs), 512)
 
 
 @triton.jit

@@ -9,14 +9,14 @@ irrelevant items stand at or above each slot.
 To find ``k[j]`` without a binary search, the range of the relevant scores is cut into uniform cells with a table
 of how many relevant scores lie in better cells; only inside a cell is there anything to compare.
 
-Scores are float32, or 16-bit patterns with a table of their values (``decode``). Functions run over one list;
-``chunks`` cut its length for the threads, and 1 chunk runs without any.
+Scores are float32, or 16-bit patterns with a table of their values (``decode``). Functions run over one list, or
+over chunk number ``chunk`` of ``chunks`` of its length. They hold no lock of the interpreter: the engine runs
+chunks, or rows, in threads of its own. (Not Numba's: its OpenMP would change torch's number of threads.)
 """
 
 # mypy: ignore-errors
 import numba
 import numpy as np
-from numba import prange
 from numba.core import types
 from numba.extending import intrinsic, overload
 
@@ -74,11 +74,67 @@ def index_of(word):
     return np.int64(word & np.uint64(0xFFFFFFFF))
 
 
+_compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+
+@_compiled
+def bounds(n, chunk, chunks):
+    """Where a chunk of ``n`` items starts and ends."""
+    return n * chunk // chunks, n * (chunk + 1) // chunks
+
+
 # ------------------------------------------------------------------------------------------- sorting
 
 
-def _sort(words, spare, chunks):
-    """Sort words in place (radix by the 32 key bits, stable, then ties by index); ``spare`` is as long."""
+@_compiled
+def count_digits(words, shift, counts, chunk):
+    """How often each digit occurs in a chunk; ``counts`` is ``[chunks, 256]``."""
+    count = counts[chunk]
+    count[:] = 0
+    low, high = bounds(len(words), chunk, len(counts))
+    for i in range(low, high):
+        count[(words[i] >> shift) & np.uint64(255)] += 1
+
+
+@_compiled
+def start_digits(counts, n):
+    """Turn counts into where each chunk puts its first word of each digit; False if all digits are the same."""
+    total, constant = 0, False
+    for value in range(256):
+        before = total
+        for chunk in range(len(counts)):
+            counts[chunk, value], total = total, total + counts[chunk, value]
+        constant |= total - before == n
+    return not constant
+
+
+@_compiled
+def move_by_digit(source, target, shift, starts, chunk):
+    """Put the words of a chunk in order of the digit, stable."""
+    at = starts[chunk]
+    low, high = bounds(len(source), chunk, len(starts))
+    for i in range(low, high):
+        value = (source[i] >> shift) & np.uint64(255)
+        target[at[value]] = source[i]
+        at[value] += 1
+
+
+@_compiled
+def order_ties(words):
+    """Equal keys by index, which the order they came in need not be."""
+    start = 0
+    for i in range(1, len(words) + 1):
+        if i == len(words) or (words[i] ^ words[start]) >> np.uint64(32):
+            for at in range(start + 1, i):
+                if words[at] < words[at - 1]:
+                    words[start:i].sort()
+                    break
+            start = i
+
+
+@_compiled
+def sort_words(words, spare):
+    """Sort words, best first; ``spare`` is as long and is overwritten."""
     n = len(words)
     if n <= INSERTION_SORT:
         for i in range(1, n):
@@ -89,40 +145,16 @@ def _sort(words, spare, chunks):
             words[at] = word
         return
     source, target, swapped = words, spare, False
-    counts = np.empty((chunks, 256), np.int64)
+    counts = np.empty((1, 256), np.int64)
     for digit in range(4):
         shift = np.uint64(32 + 8 * digit)
-        for chunk in prange(chunks):
-            count = counts[chunk]
-            count[:] = 0
-            for i in range(n * chunk // chunks, n * (chunk + 1) // chunks):
-                count[(source[i] >> shift) & np.uint64(255)] += 1
-        total, constant = 0, False
-        for value in range(256):
-            here = 0
-            for chunk in range(chunks):
-                here += counts[chunk, value]
-                counts[chunk, value], total = total, total + counts[chunk, value]
-            constant |= here == n
-        if constant:
-            continue
-        for chunk in prange(chunks):
-            at = counts[chunk]
-            for i in range(n * chunk // chunks, n * (chunk + 1) // chunks):
-                value = (source[i] >> shift) & np.uint64(255)
-                target[at[value]] = source[i]
-                at[value] += 1
-        source, target, swapped = target, source, not swapped
+        count_digits(source, shift, counts, 0)
+        if start_digits(counts, n):
+            move_by_digit(source, target, shift, counts, 0)
+            source, target, swapped = target, source, not swapped
     if swapped:
         words[:] = source
-    start = 0
-    for i in range(1, n + 1):  # equal keys: by index, which the order they came in need not be
-        if i == n or (words[i] ^ words[start]) >> np.uint64(32):
-            for at in range(start + 1, i):
-                if words[at] < words[at - 1]:
-                    words[start:i].sort()
-                    break
-            start = i
+    order_ties(words)
 
 
 # ------------------------------------------------------------------------------------- placing items
@@ -183,38 +215,36 @@ def make_table(levels, table):
 # ------------------------------------------------------------------------------------- the two streams
 
 
-def _count(relevance, mask, masked, chunks):
-    """Relevant items and existing items of each chunk."""
-    n = len(relevance)
-    counts = np.zeros((chunks, 2), np.int64)
-    for chunk in prange(chunks):
-        relevant, items = 0, 0
-        low, high = n * chunk // chunks, n * (chunk + 1) // chunks
-        if masked:
-            for j in range(low, high):
-                relevant += relevance[j] & mask[j]
-                items += mask[j]
-        else:
-            for j in range(low, high):
-                relevant += relevance[j]
-            items = high - low
-        counts[chunk, 0], counts[chunk, 1] = relevant, items
-    return counts
+@_compiled
+def count_items(relevance, mask, masked, counts, chunk):
+    """Relevant and existing items of a chunk into ``counts``, ``[chunks, 2]``."""
+    relevant, items = 0, 0
+    low, high = bounds(len(relevance), chunk, len(counts))
+    if masked:
+        for j in range(low, high):
+            relevant += relevance[j] & mask[j]
+            items += mask[j]
+    else:
+        for j in range(low, high):
+            relevant += relevance[j]
+        items = high - low
+    counts[chunk, 0], counts[chunk, 1] = relevant, items
 
 
-def _gather(scores, decode, relevance, mask, masked, half, counts, words):
-    """Collect the relevant items in order of index."""
-    n, chunks = len(relevance), len(counts)
-    for chunk in prange(chunks):
-        at = counts[:chunk, 0].sum()
-        for j in range(n * chunk // chunks, n * (chunk + 1) // chunks):
-            if relevance[j] and (not masked or mask[j]):
-                words[at] = word_of(_read(scores, decode, j) - half, j)
-                at += 1
+@_compiled
+def gather_words(scores, decode, relevance, mask, masked, half, counts, words, chunk):
+    """Collect the relevant items of a chunk, in order of index."""
+    at = counts[:chunk, 0].sum()
+    low, high = bounds(len(relevance), chunk, len(counts))
+    for j in range(low, high):
+        if relevance[j] and (not masked or mask[j]):
+            words[at] = word_of(_read(scores, decode, j) - half, j)
+            at += 1
 
 
-def _stream(scores, decode, relevance, mask, masked, half, levels, table, best, scale, out, again, counts):
-    """Place every irrelevant item: count it at its place and, if ``out`` is given, write the place there.
+@_compiled
+def stream(scores, decode, relevance, mask, masked, half, levels, table, best, scale, out, again, counts, chunk):
+    """Place the irrelevant items of a chunk: count them at their place and, if ``out`` is given, write it there.
 
     The second time (``again``) ``out`` holds the first places and gets the difference. Returns whether a NaN was
     seen. ``counts`` is ``[chunks, 2, p + 2]``, zeroed: two histograms in turn, so that equal neighbours do not
@@ -223,131 +253,87 @@ def _stream(scores, decode, relevance, mask, masked, half, levels, table, best, 
     In blocks and in stages, because the compiler makes vectors of the plain loops, and the one branch that
     is hard to predict (is there anything to compare in this cell?) stands alone.
     """
-    n, chunks, nowhere = len(relevance), len(counts), np.int32(counts.shape[2] - 1)
+    nowhere = table.dtype.type(counts.shape[2] - 1)
     last_cell = np.float32(len(table) - 2)
-    nan = np.zeros(chunks, np.bool_)
-    for chunk in prange(chunks):
-        even, odd = counts[chunk, 0], counts[chunk, 1]
-        end = n * (chunk + 1) // chunks
-        values, places = np.empty(BLOCK, np.float32), np.empty(BLOCK, table.dtype)
-        bad = False
-        for start in range(n * chunk // chunks, end, BLOCK):
-            size = min(BLOCK, end - start)
+    even, odd = counts[chunk, 0], counts[chunk, 1]
+    first, end = bounds(len(relevance), chunk, len(counts))
+    values, places = np.empty(BLOCK, np.float32), np.empty(BLOCK, table.dtype)
+    bad = False
+    for start in range(first, end, BLOCK):
+        size = min(BLOCK, end - start)
+        for i in range(size):
+            values[i] = _read(scores, decode, start + i) + half
+            places[i] = cell_of(values[i], best, scale, last_cell)
+        if masked:
             for i in range(size):
-                values[i] = _read(scores, decode, start + i) + half
-                places[i] = cell_of(values[i], best, scale, last_cell)
-            if masked:
+                bad |= (values[i] != values[i]) & (mask[start + i] != 0)
+        else:
+            for i in range(size):
+                bad |= values[i] != values[i]
+        for i in range(size):
+            cell = np.uint32(places[i])
+            low, high = table[cell], table[cell + 1]
+            if low != high:
+                low = count_above(values[i], levels, low, high)
+            places[i] = low
+        if len(out):
+            if again:
                 for i in range(size):
-                    bad |= (values[i] != values[i]) & (mask[start + i] != 0)
+                    out[start + i] = out[start + i] if relevance[start + i] else places[i] - out[start + i]
+                if masked:
+                    for i in range(size):
+                        out[start + i] = out[start + i] if mask[start + i] else 0
             else:
                 for i in range(size):
-                    bad |= values[i] != values[i]
+                    out[start + i] = places[i]
+        for i in range(size):
+            places[i] = nowhere if relevance[start + i] else places[i]
+        if masked:
             for i in range(size):
-                cell = np.uint32(places[i])
-                low, high = table[cell], table[cell + 1]
-                if low != high:
-                    low = count_above(values[i], levels, low, high)
-                places[i] = low
-            if len(out):
-                if again:
-                    for i in range(size):
-                        out[start + i] = out[start + i] if relevance[start + i] else places[i] - out[start + i]
-                    if masked:
-                        for i in range(size):
-                            out[start + i] = out[start + i] if mask[start + i] else 0
-                else:
-                    for i in range(size):
-                        out[start + i] = places[i]
-            for i in range(size):
-                places[i] = nowhere if relevance[start + i] else places[i]
-            if masked:
-                for i in range(size):
-                    places[i] = places[i] if mask[start + i] else nowhere
-            for i in range(0, size - 1, 2):
-                even[places[i]] += 1
-                odd[places[i + 1]] += 1
-            if size % 2:
-                even[places[size - 1]] += 1
-        nan[chunk] = bad
-    return nan.any()
-
-
-# ------------------------------------------------------------------------ sequential and parallel versions
-
-_options = {"cache": True, "nogil": True, "error_model": "numpy"}
-_compiled = numba.njit(**_options)
-_threaded = numba.njit(parallel=True, **_options)
-_sort_in_one, _sort_in_chunks = _compiled(_sort), _threaded(_sort)
-_count_in_one, _count_in_chunks = _compiled(_count), _threaded(_count)
-_gather_in_one, _gather_in_chunks = _compiled(_gather), _threaded(_gather)
-_stream_in_one, _stream_in_chunks = _compiled(_stream), _threaded(_stream)
+                places[i] = places[i] if mask[start + i] else nowhere
+        for i in range(0, size - 1, 2):
+            even[places[i]] += 1
+            odd[places[i + 1]] += 1
+        if size % 2:
+            even[places[size - 1]] += 1
+    return bad
 
 
 @_compiled
-def place_all(scores, decode, relevance, mask, masked, half, words, spare, out, again, chunks):
-    """Stream the list against sorted words.
-
-    Returns how many irrelevant items stand at or above each slot (and, last, how many there are), and
-    whether a NaN was seen. ``spare`` is overwritten.
-    """
+def prepare(words, spare, n, out):
+    """What :func:`stream` needs of sorted words: their scores, the table of cells and where cells lie."""
     p = len(words)
     levels = spare.view(np.float32)[:p]
     for m in range(p):
         levels[m] = score_of(words[m])
-    cells = max(16, min(CELLS * p, max(4 * p, len(relevance)), MOST_CELLS))
-    table = np.empty(cells + 1, out.dtype)
+    table = np.empty(max(16, min(CELLS * p, max(4 * p, n), MOST_CELLS)) + 1, out.dtype)
     best, scale = make_table(levels, table)
-    counts = np.zeros((chunks, 2, p + 2), table.dtype)
-    args = (scores, decode, relevance, mask, masked, half, levels, table, best, scale, out, again, counts)
-    nan = _stream_in_one(*args) if chunks == 1 else _stream_in_chunks(*args)
+    return levels, table, best, scale
+
+
+@_compiled
+def sum_counts(counts):
+    """Irrelevant items at or above each slot (and, last, how many there are): prefix sums of all counts."""
     total = 0
-    for k in range(p + 1):
-        for chunk in range(chunks):
+    for k in range(counts.shape[2] - 1):
+        for chunk in range(len(counts)):
             total += counts[chunk, 0, k] + counts[chunk, 1, k]
         counts[0, 0, k] = total
-    return counts[0, 0], nan
+    return counts[0, 0]
 
 
 @_compiled
-def sort_words(words, spare, chunks):
-    """Sort words, best first."""
-    if chunks == 1:
-        _sort_in_one(words, spare, 1)
-    else:
-        _sort_in_chunks(words, spare, chunks)
-
-
-@_compiled
-def standing(scores, decode, relevance, mask, masked, half, out, chunks):
-    """Step one for a list: its sorted words, the counts above each slot, existing items, whether a NaN was seen.
-
-    ``out`` (empty, or of the list's length) gets the place of every irrelevant item, for step two.
-    """
-    counts = (
-        _count_in_one(relevance, mask, masked, 1)
-        if chunks == 1
-        else _count_in_chunks(relevance, mask, masked, chunks)
-    )
-    p, items = counts[:, 0].sum(), counts[:, 1].sum()
-    words, spare = np.empty(p, np.uint64), np.empty(max(p, 1), np.uint64)
-    if chunks == 1:
-        _gather_in_one(scores, decode, relevance, mask, masked, half, counts, words)
-    else:
-        _gather_in_chunks(scores, decode, relevance, mask, masked, half, counts, words)
-    sort_words(words, spare, chunks)
-    above, nan = place_all(scores, decode, relevance, mask, masked, half, words, spare, out, False, chunks)
-    return words, spare, above, items, nan
-
-
-@_compiled
-def move(scores, decode, relevance, mask, masked, half, words, spare, above, steps, out, chunks):
-    """Step two for a list: raise each slot's score by its step; ``out`` turns from places into rank changes."""
+def lift(words, above, steps, out):
+    """Raise each slot's score by its step; ``out`` keeps the rank it had."""
     for m in range(len(words)):
         index = index_of(words[m])
         out[index] = m + 1 + above[m]
         words[m] = word_of(score_of(words[m]) + steps[m], index)
-    sort_words(words, spare, chunks)
-    above, _ = place_all(scores, decode, relevance, mask, masked, half, words, spare, out, True, chunks)
+
+
+@_compiled
+def settle(words, above, out):
+    """Rank changes of the relevant items: the rank they have now, minus the one ``out`` kept."""
     for m in range(len(words)):
         index = index_of(words[m])
         out[index] = m + 1 + above[m] - out[index]
@@ -386,37 +372,45 @@ def terms(form, weights, above, per_list, steps):
 
 
 @_compiled
-def one_list(scores, decode, relevance, mask, masked, half, form, weights, lam, lists, out, chunks):
+def _place_all(scores, decode, relevance, mask, masked, half, words, spare, out, again):
+    levels, table, best, scale = prepare(words, spare, len(relevance), out)
+    counts = np.zeros((1, 2, len(words) + 2), table.dtype)
+    nan = stream(scores, decode, relevance, mask, masked, half, levels, table, best, scale, out, again, counts, 0)
+    return sum_counts(counts), nan
+
+
+@_compiled
+def one_list(scores, decode, relevance, mask, masked, half, form, weights, lam, lists, out):
     """Loss of a list; ``out`` (empty, or of the list's length) gets its rank changes. NaN if a score is."""
-    words, spare, above, items, nan = standing(scores, decode, relevance, mask, masked, half, out, chunks)
-    p = len(words)
+    counts = np.empty((1, 2), np.int64)
+    count_items(relevance, mask, masked, counts, 0)
+    p, items = counts[0, 0], counts[0, 1]
+    words, spare = np.empty(p, np.uint64), np.empty(max(p, 1), np.uint64)
+    gather_words(scores, decode, relevance, mask, masked, half, counts, words, 0)
+    sort_words(words, spare)
+    above, nan = _place_all(scores, decode, relevance, mask, masked, half, words, spare, out, False)
     steps = np.empty(p, np.float32)
     loss = terms(form, weights, above, lam * items / max(lists, 1) / max(p, 1), steps)
     if nan:
         return np.nan
     if len(out):
-        if p:
-            move(scores, decode, relevance, mask, masked, half, words, spare, above, steps, out, chunks)
-        else:
+        if p == 0:
             out[:] = 0
+            return loss
+        lift(words, above, steps, out)
+        sort_words(words, spare)
+        above, _ = _place_all(scores, decode, relevance, mask, masked, half, words, spare, out, True)
+        settle(words, above, out)
     return loss
 
 
-@_threaded
-def many_lists(scores, decode, relevance, mask, masked, half, form, weights, lam, lists, out, losses):
-    """:func:`one_list` over the rows, one row a thread; ``lists`` is the number that count for each row."""
-    for row in prange(len(losses)):
+@_compiled
+def some_lists(
+    scores, decode, relevance, mask, masked, half, form, weights, lam, lists, out, losses, chunk, chunks
+):
+    """:func:`one_list` over a chunk of the rows; ``lists`` is the number that count for each row."""
+    low, high = bounds(len(losses), chunk, chunks)
+    for row in range(low, high):
         losses[row] = one_list(
-            scores[row],
-            decode,
-            relevance[row],
-            mask[row],
-            masked,
-            half,
-            form,
-            weights,
-            lam,
-            lists[row],
-            out[row],
-            1,
+            scores[row], decode, relevance[row], mask[row], masked, half, form, weights, lam, lists[row], out[row]
         )

@@ -1,0 +1,91 @@
+"""Time, memory and launches of one call, on the CPU or a GPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+Run = Callable[[], object]
+
+
+def seconds(run: Run, device: torch.device, *, budget: float = 0.4) -> float:
+    """Median time of a call, after a warm-up, over as many calls as fit ``budget`` seconds (3 to 50)."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + budget
+    while len(times) < 3 or (len(times) < 50 and time.perf_counter() < end):
+        times.append(_on_gpu(run) if device.type == "cuda" else _on_cpu(run))
+    return statistics.median(times)
+
+
+def _on_cpu(run: Run) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _on_gpu(run: Run) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def graph_seconds(run: Run, device: torch.device) -> float:
+    """Median time of a CUDA-graph replay: what the device needs, without Python's share."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return seconds(graph.replay, device, budget=0.2)
+
+
+def peak_bytes(run: Run, device: torch.device) -> int:
+    """Most memory in use during a call, over what was in use before it."""
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: start the peak of resident memory anew
+    before = _status("VmRSS")
+    run()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def launches(run: Run) -> int:
+    """Kernels (and fills and copies) a call launches on the GPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    return sum(1 for event in profiler.events() if str(event.device_type).endswith("CUDA"))
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second of a large copy, reads and writes together."""
+    source = torch.rand(1 << (27 if device.type == "cuda" else 25), device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 4 / seconds(lambda: target.copy_(source), device, budget=0.5)
