@@ -7,7 +7,7 @@ READY = .venv/.ready
 .PHONY: run test setup clean
 
 run: $(READY)
-	$(BIN)/python examples/digits.py
+	$(BIN)/rankgrad train digits
 
 test: $(READY)
 	$(BIN)/ruff format --check .

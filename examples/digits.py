@@ -1,6 +1,6 @@
 """Train a linear embedding of scikit-learn's digits for recall and print R@1 before and after.
 
-    make run
+    python examples/digits.py
 
 The embedding has 4 dimensions, so that there is something to learn, and is judged on pictures it never saw.
 """

@@ -45,6 +45,10 @@ def assert_equal_to_reference(engine, scores, relevance, mask, form, *, lam, mar
     torch.testing.assert_close(got[0], expected[0], rtol=1e-12, atol=1e-13)
     for name, a, b in zip(("changes", "items", "lists"), got[1:], expected[1:], strict=True):
         assert torch.equal(a, b), f"{name}: {(a != b).sum().item()} of {a.numel()} differ"
+    more = 3 * expected[3] + 1  # lists that count elsewhere
+    got_share = engine.list_losses(*arguments, True, lists=more, **hint)
+    for a, b in zip(got_share[1:], reference.list_losses(*arguments, True, lists=more)[1:], strict=True):
+        assert torch.equal(a, b)
     value, nothing, _, _ = engine.list_losses(*arguments, False, **hint)
     assert torch.equal(value, got[0])
     assert nothing.shape[-1] == 0

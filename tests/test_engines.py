@@ -20,8 +20,8 @@ class _Stream:
     relevant_ranks, rank_changes = stream.relevant_ranks, stream.rank_changes
 
     @staticmethod
-    def list_losses(*arguments):
-        return stepwise.list_losses(stream, *arguments)
+    def list_losses(*arguments, **given):
+        return stepwise.list_losses(stream, *arguments, **given)
 
 
 ENGINES = {"numba": cpu, "torch stream": _Stream}
@@ -123,3 +123,14 @@ def test_the_gradient_takes_over_the_memory_of_the_changes_unless_the_graph_is_k
     assert kept.abs().sum() > 0
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         torch.autograd.grad(loss, scores)
+
+
+@needs_numba
+def test_the_engine_leaves_torch_its_threads():
+    """Numba's launch sets OpenMP's number of threads, which torch shares: results would change by a bit."""
+    code = (
+        "import torch, rankgrad; torch.set_num_threads(1);"
+        "[rankgrad.recall_loss(torch.randn(100, 400), torch.rand(100, 400) < 0.1, lam=1.0) for _ in range(3)];"
+        "assert torch.get_num_threads() == 1"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,7 +12,16 @@ import rankgrad
 
 SOURCE = Path(rankgrad.__file__).parent
 #: Lower floors first. A module may import its own floor and those below.
-FLOORS = ["_check", "engine", "ranking metrics memory pairs", "losses"]
+FLOORS = [
+    "_check distributed",
+    "engine",
+    "ranking metrics memory pairs",
+    "losses",
+    "training",
+    "retrieval bench",
+    "recipes",
+    "cli",
+]
 
 
 def floor(module):

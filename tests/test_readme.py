@@ -28,3 +28,10 @@ def test_the_first_screen_says_how_to_run_and_test():
     assert "make run" in first
     assert "make test" in first
     assert "pip install" in first
+
+
+def test_the_smallest_loop():
+    from examples.digits import train
+
+    before, after = train(epochs=5)
+    assert after > before + 0.05

@@ -1,5 +1,6 @@
-"""``python -m rankgrad``."""
+"""``python -m rankgrad``: the same as the command ``rankgrad``."""
 
 from rankgrad.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

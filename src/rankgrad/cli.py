@@ -14,6 +14,8 @@ def build() -> typer.Typer:
     import typer
 
     from rankgrad.bench import commands as bench
+    from rankgrad.recipes import commands as recipes
+    from rankgrad.retrieval import commands as retrieval
 
     app = typer.Typer(
         help="Train directly for ranking metrics.",
@@ -21,18 +23,21 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    app.callback()(lambda: None)  # keeps the verb while there is only one
-    for room in (bench,):
+    for room in (recipes, retrieval, bench):
         room.register(app)
     return app
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; what the user can mend is told in a line."""
+    from rankgrad.training.errors import UserError
+
     try:
         return build()(arguments)
+    except UserError as error:
+        sys.exit(f"rankgrad: {error}")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rankgrad"):
             raise
-        sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[bench]'")
+        sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[train]'")

@@ -35,6 +35,7 @@ def check_batch(
     ref_embeddings: Tensor | None,
     ref_labels: Tensor | None,
     query_index: Tensor | None,
+    items: Tensor | None = None,
 ) -> None:
     """Require embeddings, labels and references that belong together."""
     _check.floating("embeddings", embeddings, ndim=2)
@@ -53,6 +54,10 @@ def check_batch(
         if ref_embeddings is None:
             raise _check.fail("query_index", "None without ref_embeddings (each item is its own row)", query_index)
         _check.per_row("query_index", query_index, "embeddings", embeddings)
+    if items is not None:
+        if ref_embeddings is not None:
+            raise _check.fail("items", "None with ref_embeddings (query_index says which row a query is)", items)
+        _check.per_row("items", items, "embeddings", embeddings)
 
 
 def retrieval_pairs(
@@ -87,20 +92,28 @@ def candidates_of(
     ref_embeddings: Tensor | None,
     ref_labels: Tensor | None,
     query_index: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Candidates of unit length, their labels, and which row each query is: the references or the batch."""
+    items: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Candidates of unit length (the references or the batch), their labels, and who is who.
+
+    The last two are numbers: of each query (None: it is no candidate) and of each candidate.
+    """
     if ref_embeddings is None or ref_labels is None:
-        return queries, labels, torch.arange(len(labels), device=labels.device)
-    return unit_length(ref_embeddings), ref_labels, query_index
+        numbers = torch.arange(len(labels), device=labels.device) if items is None else items
+        return queries, labels, numbers, numbers
+    return (
+        unit_length(ref_embeddings),
+        ref_labels,
+        query_index,
+        torch.arange(len(ref_labels), device=labels.device),
+    )
 
 
 def pairs_of(
-    queries: Tensor, labels: Tensor, candidates: Tensor, candidate_labels: Tensor, own: Tensor | None
+    queries: Tensor, labels: Tensor, candidates: Tensor, candidate_labels: Tensor, own: Tensor | None, rows: Tensor
 ) -> Pairs:
-    """Score lists from rows of unit length; ``own`` is each query's row among the candidates, if any."""
+    """Score lists from rows of unit length; a query and a candidate of the same number are one and the same."""
     with torch.autocast(queries.device.type, enabled=False):
         scores = queries @ candidates.T.to(queries.dtype)
-    mask = None
-    if own is not None:
-        mask = own.unsqueeze(1) != torch.arange(len(candidates), device=own.device)
+    mask = None if own is None else own.unsqueeze(1) != rows
     return Pairs(scores, labels.unsqueeze(1) == candidate_labels, mask)

@@ -145,7 +145,7 @@ def blackbox(solver: Callable[[Tensor], Tensor], *, lam: float) -> Callable[[Ten
 
     def solve(costs: Tensor) -> Tensor:
         costs = _check.floating("costs", costs)
-        solution: Tensor = _Blackbox.apply(solver, lam, costs)  # type: ignore[no-untyped-call]
+        solution: Tensor = _Blackbox.apply(solver, lam, costs)
         return solution
 
     return solve

@@ -82,7 +82,7 @@ def plain_loss(scores: Tensor, relevance: Tensor) -> Tensor:
             return change / step
 
     shifted = scores + torch.where(relevance, -MARGIN / 2, MARGIN / 2)
-    whole: Tensor = Rank.apply(shifted)  # type: ignore[no-untyped-call]
+    whole: Tensor = Rank.apply(shifted)
     own = ranks(shifted.detach()[relevance])
     return 1 - (own / whole[relevance]).mean()
 
@@ -92,7 +92,7 @@ def step_of(loss: Callable[[Tensor, Tensor], Tensor], scores: Tensor, relevance:
     leaf = scores.detach().requires_grad_()
 
     def step() -> Tensor:
-        loss(leaf, relevance).backward()  # type: ignore[no-untyped-call]
+        loss(leaf, relevance).backward()
         grad, leaf.grad = leaf.grad, None
         assert grad is not None
         return grad

@@ -36,7 +36,7 @@ def _step(loss: Callable[[Tensor, Tensor], Tensor], embeddings: Tensor, labels: 
     leaf = embeddings.detach().requires_grad_()
 
     def step() -> Tensor:
-        loss(leaf, labels).backward()  # type: ignore[no-untyped-call]
+        loss(leaf, labels).backward()
         grad, leaf.grad = leaf.grad, None
         assert grad is not None
         return grad
@@ -110,7 +110,7 @@ def list_launches(device: torch.device) -> dict[str, float]:
     def step() -> None:
         scores.grad = None
         loss = recall_loss(scores, relevance, lam=0.2, margin=0.02, weight="loglog")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     return {
         "replay": timing.graph_seconds(step, device),

@@ -29,7 +29,7 @@ def _on_cpu(run: Run) -> float:
 
 
 def _on_gpu(run: Run) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
     run()
@@ -40,7 +40,7 @@ def _on_gpu(run: Run) -> float:
 
 def graph_seconds(run: Run, device: torch.device) -> float:
     """Median time of a CUDA-graph replay: what the device needs, without Python's share."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
             run()

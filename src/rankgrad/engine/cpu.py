@@ -212,14 +212,18 @@ def list_losses(
     margin: float,
     with_changes: bool,
     max_relevant: int | None = None,
+    lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
     kernels = _kernels(scores)
     if kernels is None:
-        return stepwise.list_losses(stream, scores, relevance, mask, weights, form, lam, margin, with_changes)
+        return stepwise.list_losses(
+            stream, scores, relevance, mask, weights, form, lam, margin, with_changes, lists
+        )
     calls, per_call, n = scores.shape
     rows = _Rows(scores, relevance, mask, margin)
-    lists = (relevance if mask is None else relevance & mask).any(-1).sum(-1)
+    if lists is None:
+        lists = (relevance if mask is None else relevance & mask).any(-1).sum(-1)
     items = torch.full((calls, per_call), n) if mask is None else mask.sum(-1)
     changes = torch.empty(calls, per_call, n if with_changes else 0, dtype=count_dtype(n))
     losses = torch.empty(calls, per_call, dtype=torch.float64)

@@ -211,17 +211,19 @@ def list_losses(
     margin: float,
     with_changes: bool,
     max_relevant: int | None = None,
+    lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
     calls, per_call, n = scores.shape
     arguments = (scores, relevance, mask, weights, form, lam, margin, with_changes)
     if max_relevant is not None and max_relevant * DENSE > n and n > 1024:
-        return dense.list_losses(*arguments)
+        return dense.list_losses(*arguments, lists=lists)
     if n <= LONGEST_SHORT_LIST and calls * per_call >= FEWEST_SHORT_LISTS:
-        return _short_list_losses(*arguments, max_relevant)
+        return _short_list_losses(*arguments, max_relevant, lists)
     run = _Long(scores, relevance, mask, margin, max_relevant)
     changes = scores.new_empty(scores.shape, dtype=count_dtype(n)) if with_changes else _no_changes(scores)
     run.gather()
+    run.lists = run.lists if lists is None else lists
     run.place(changes, write=with_changes, again=False)
     run.terms(FORMS.index(form), weights, lam, changes, move=with_changes)
     losses = run.partial.sum(1).reshape(calls, per_call)
@@ -241,6 +243,7 @@ def _short_list_losses(
     margin: float,
     with_changes: bool,
     max_relevant: int | None,
+    given: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     calls, per_call, n = scores.shape
     kernels = _kernels()[1]
@@ -259,10 +262,12 @@ def _short_list_losses(
     kernels.count_items[(rows,)](
         relevance, exists, counts, items, first_group, n, MASKED=masked, ROWS=group, BLOCK=1024, num_warps=4
     )
+    lists = lists if given is None else given
     kernels.rank_lists[(rows,)](
         scores, relevance, exists, counts, items, first_group, lists, tables, losses, changes, ranks, n,
         half_of(margin), bits(lam), tables.shape[-1], per_call, FORM=FORMS.index(form), WRITE=with_changes,
-        MASKED=masked, FEW=4, ROWS=group, BLOCK=min(_ROW_BLOCK, max(128, 1 << (n - 1).bit_length())), num_warps=4,
+        MASKED=masked, FEW=4, ROWS=group, GIVEN=given is not None,
+        BLOCK=min(_ROW_BLOCK, max(128, 1 << (n - 1).bit_length())), num_warps=4,
     )  # fmt: skip
     return losses, changes, items, lists
 

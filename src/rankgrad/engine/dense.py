@@ -20,6 +20,7 @@ def list_losses(
     margin: float,
     with_changes: bool,
     max_relevant: int | None = None,
+    lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
     from rankgrad.engine._kernels import dense_lists as kernels
@@ -31,7 +32,7 @@ def list_losses(
     relevant = relevance if mask is None else relevance & mask
     count = relevant.sum(-1)
     items = torch.full_like(count, n) if mask is None else mask.sum(-1)
-    lists = (count > 0).sum(-1)
+    lists = (count > 0).sum(-1) if lists is None else lists
     flags, exists = as_bytes(relevance), as_bytes(relevance if mask is None else mask)
     values = scores.new_empty(rows, n, dtype=torch.float32)
     kernels.shift[grid](

@@ -35,7 +35,8 @@ def _op(fn: Callable[..., Any]) -> Any:
 
 def _fake_of(name: str) -> Callable[[_F], _F]:
     """Register the shapes and dtypes an op returns."""
-    return torch.library.register_fake(f"rankgrad::{name}")  # type: ignore[no-any-return]
+    register: Callable[[_F], _F] = torch.library.register_fake(f"rankgrad::{name}")
+    return register
 
 
 # ---------------------------------------------------------------------------- reading the arguments
@@ -241,8 +242,11 @@ def list_losses(
     with_changes: bool,
     check_finite: bool,
     max_relevant: int | None,
+    lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss of every list, and how far Algorithm 1 moves every item's rank.
+
+    ``lists`` (``[calls]``) is how many lists count where some of them are on other processes.
 
     Returns:
         ``losses`` (float64 ``[calls, lists]``), ``changes`` (integers ``[calls, lists, n]``, or
@@ -253,8 +257,9 @@ def list_losses(
     relevant = _as_bool(relevance, mask, checked)
     if checked:
         _check_hint(relevant, mask, max_relevant)
+    everywhere = None if lists is None else lists.clone()
     out = engine_for(scores).list_losses(
-        scores, relevant, mask, weights, form, lam, margin, with_changes, max_relevant
+        scores, relevant, mask, weights, form, lam, margin, with_changes, max_relevant, everywhere
     )
     if checked:
         _check_nan(out[0])
@@ -273,12 +278,13 @@ def _(
     with_changes: bool,
     check_finite: bool,
     max_relevant: int | None,
+    lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    calls, lists, n = scores.shape
+    calls, rows, n = scores.shape
     return (
-        scores.new_empty(calls, lists, dtype=torch.float64),
-        scores.new_empty(calls, lists, n if with_changes else 0, dtype=count_dtype(n)),
-        scores.new_empty(calls, lists, dtype=torch.int64),
+        scores.new_empty(calls, rows, dtype=torch.float64),
+        scores.new_empty(calls, rows, n if with_changes else 0, dtype=count_dtype(n)),
+        scores.new_empty(calls, rows, dtype=torch.int64),
         scores.new_empty(calls, dtype=torch.int64),
     )
 

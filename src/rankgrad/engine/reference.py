@@ -103,8 +103,9 @@ def list_losses(
     margin: float,
     with_changes: bool,
     max_relevant: int | None = None,
+    lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
     return stepwise.list_losses(
-        sys.modules[__name__], scores, relevance, mask, weights, form, lam, margin, with_changes
+        sys.modules[__name__], scores, relevance, mask, weights, form, lam, margin, with_changes, lists
     )

@@ -19,8 +19,11 @@ def list_losses(
     lam: float,
     margin: float,
     with_changes: bool,
+    lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss of every list, and how far Algorithm 1 moves every item's rank.
+
+    ``lists`` (``[calls]``) is how many lists count where this call has only some of them.
 
     Returns:
         ``losses`` (float64 ``[calls, lists]``, NaN where a score is), ``changes`` (integers
@@ -32,7 +35,7 @@ def list_losses(
     values, slopes = forms.item_terms(form, weights, above)
     losses = forms.list_losses(values, count) + poison
     items = torch.full_like(count, n) if mask is None else mask.sum(-1)
-    lists = (count > 0).sum(-1)
+    lists = (count > 0).sum(-1) if lists is None else lists
     if not with_changes:
         return losses, above.new_empty(*count.shape, 0, dtype=count_dtype(n)), items, lists
     steps = forms.score_steps(slopes, count, items, lists, lam, compute_dtype(scores.dtype))

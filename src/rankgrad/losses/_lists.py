@@ -24,12 +24,14 @@ def loss_of_lists(
     reduction: str,
     check_finite: bool,
     max_relevant: int | None = None,
+    lists: Tensor | None = None,
 ) -> Tensor:
     """Validate, compute the loss of ``[..., n]`` lists and bind its gradient.
 
     Args:
         form: A name from :data:`rankgrad.engine.forms.FORMS`, the weights of a recall loss, or a callable W
             on counts.
+        lists: How many lists count, a scalar tensor, where other processes have some of them.
     """
     scores = _check.floating("scores", scores)
     relevance = _check.relevance(relevance, scores)
@@ -39,23 +41,36 @@ def loss_of_lists(
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
     if max_relevant is not None:
         max_relevant = _check.count("max_relevant", max_relevant, at_least=1)
+    if lists is not None and (_check.tensor("lists", lists).numel() != 1 or lists.is_floating_point()):
+        raise _check.fail("lists", "one integer: how many lists count everywhere", lists)
 
     shape = (1, math.prod(scores.shape[:-1]), scores.shape[-1])
     rows, relevant = scores.reshape(shape), relevance.reshape(shape)
     exists = None if mask is None else mask.reshape(shape)
     with_changes = ops.gradient_wanted(scores)
+    everywhere = None if lists is None else lists.reshape(1)
     if isinstance(form, str | Tensor):
         name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
         if weights is not None:
             _check.same_device("weight", weights, "scores", scores)
-        losses, changes, items, lists = ops.list_losses(
-            rows.detach(), relevant, exists, weights, name, lam, margin, with_changes, check_finite, max_relevant
+        losses, changes, items, counting = ops.list_losses(
+            rows.detach(),
+            relevant,
+            exists,
+            weights,
+            name,
+            lam,
+            margin,
+            with_changes,
+            check_finite,
+            max_relevant,
+            everywhere,
         )
     else:
-        losses, changes, items, lists = _with_callable(
-            rows.detach(), relevant, exists, form, lam, margin, with_changes, check_finite
+        losses, changes, items, counting = _with_callable(
+            rows.detach(), relevant, exists, form, lam, margin, with_changes, check_finite, everywhere
         )
-    loss: Tensor = ops.reduce_lists(rows, losses, changes, items, lists, lam, reduction)
+    loss: Tensor = ops.reduce_lists(rows, losses, changes, items, counting, lam, reduction)
     return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
 
 
@@ -68,6 +83,7 @@ def _with_callable(
     margin: float,
     with_changes: bool,
     check_finite: bool,
+    lists: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What ``ops.list_losses`` does, with a given W between the engine's two steps."""
     above, position, count, poison = ops.relevant_ranks(scores, relevance, mask, margin, check_finite)
@@ -78,7 +94,7 @@ def _with_callable(
             raise _check.fail("weight", f"to return a tensor of the counts' shape {list(counts.shape)}", values)
         return values.double()
 
-    lists = (count > 0).sum(-1)
+    lists = (count > 0).sum(-1) if lists is None else lists
     items = torch.full_like(count, scores.shape[-1]) if mask is None else mask.sum(-1)
     if not with_changes:
         losses = forms.list_losses(values_of(above.double()), count)

@@ -20,6 +20,7 @@ def average_precision_loss(
     reduction: str = "mean",
     check_finite: bool = False,
     max_relevant: int | None = None,
+    lists: Tensor | None = None,
 ) -> Tensor:
     r"""One minus average precision.
 
@@ -35,7 +36,7 @@ def average_precision_loss(
             ranks are bad, so it starts from random scores in long lists.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
-        check_finite, max_relevant: As in :func:`recall_loss`.
+        check_finite, max_relevant, lists: As in :func:`recall_loss`.
 
     Returns:
         A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant).
@@ -60,6 +61,7 @@ def average_precision_loss(
         reduction=reduction,
         check_finite=check_finite,
         max_relevant=max_relevant,
+        lists=lists,
     )
 
 
@@ -143,6 +145,7 @@ class AveragePrecisionLoss(EmbeddingLoss):
         log: Average -log(precision) instead of 1 - precision.
         memory: How many past batches serve as extra candidates.
         max_relevant: As in :func:`recall_loss`: the most partners an item can have, memory included.
+        distributed: With several processes, take the batches of all of them as one; see :class:`RecallLoss`.
     """
 
     def __init__(
@@ -152,11 +155,14 @@ class AveragePrecisionLoss(EmbeddingLoss):
         log: bool = False,
         memory: int = 0,
         max_relevant: int | None = None,
+        distributed: bool = False,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant)
+        super().__init__(lam, margin, memory, max_relevant, distributed)
         self.log = bool(log)
 
-    def list_loss(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
+    def list_loss(
+        self, scores: Tensor, relevance: Tensor, mask: Tensor | None, lists: Tensor | None = None
+    ) -> Tensor:
         """Mean average precision loss of the lists."""
         return average_precision_loss(
             scores,
@@ -166,6 +172,7 @@ class AveragePrecisionLoss(EmbeddingLoss):
             log=self.log,
             mask=mask,
             max_relevant=self.max_relevant,
+            lists=lists,
         )
 
     def extra_repr(self) -> str:

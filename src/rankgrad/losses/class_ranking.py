@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rankgrad import _check
+from rankgrad import _check, distributed
 from rankgrad.losses._lists import loss_of_lists
 from rankgrad.losses.average_precision import check_classes
 from rankgrad.memory import ScoreMemory
@@ -28,6 +28,7 @@ class ClassRankingLoss(nn.Module):
         pooled_weight: Weight of the one list of all (item, class) pairs.
         form: What a list's loss is: ``"ap"`` (the paper's), ``"log_ap"`` (starts from bad ranks, see
             :func:`average_precision_loss`), or the recall weights ``"log"`` and ``"loglog"``.
+        distributed: With several processes, take the items of all of them as one batch; see :class:`RecallLoss`.
 
     Example:
         >>> loss = rankgrad.ClassRankingLoss()
@@ -43,6 +44,7 @@ class ClassRankingLoss(nn.Module):
         map_weight: float = 2,
         pooled_weight: float = 1,
         form: str = "ap",
+        distributed: bool = False,
     ) -> None:
         super().__init__()
         self.lam = _check.lam(lam)
@@ -52,6 +54,7 @@ class ClassRankingLoss(nn.Module):
         if self.map_weight + self.pooled_weight == 0:
             raise ValueError("map_weight, pooled_weight: expected at least one > 0, received 0 and 0")
         self.form = _check.one_of("form", form, FORMS)
+        self.distributed = bool(distributed)
         self.memory = ScoreMemory(_check.count("memory", memory, at_least=0))
 
     def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -66,6 +69,9 @@ class ClassRankingLoss(nn.Module):
         """
         scores, relevance, mask = check_classes(scores, relevance, mask)
         self.memory._check_fits("scores", scores)
+        if self.distributed:  # the lists are classes, so every process ranks the items of all
+            scores, relevance = distributed.gather(scores), distributed.gather(relevance)
+            mask = None if mask is None else distributed.gather(mask.contiguous())
         current, current_relevance, exists = scores, relevance, mask
         if self.memory.rows:
             old, old_relevance, old_mask = self.memory.candidates()

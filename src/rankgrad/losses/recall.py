@@ -38,6 +38,7 @@ def recall_loss(
     reduction: str = "mean",
     check_finite: bool = False,
     max_relevant: int | None = None,
+    lists: Tensor | None = None,
 ) -> Tensor:
     r"""Recall at every K at once: how many irrelevant items stand above each relevant one.
 
@@ -60,6 +61,8 @@ def recall_loss(
         max_relevant: A bound on the relevant items of a list, if you know one: memory is then sized by it, and
             lists of which an eighth or more may be relevant are sorted whole. Only speed depends on it; if it
             is wrong, the CPU raises and on a GPU the loss is NaN.
+        lists: How many lists count, a scalar tensor, where other processes have some of them; the result is then
+            this call's share of their mean.
 
     Returns:
         A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant). Its gradient is linear in
@@ -85,6 +88,7 @@ def recall_loss(
         reduction=reduction,
         check_finite=check_finite,
         max_relevant=max_relevant,
+        lists=lists,
     )
 
 
@@ -99,6 +103,9 @@ class RecallLoss(EmbeddingLoss):
         weight: As in :func:`recall_loss`.
         memory: How many past batches serve as extra candidates.
         max_relevant: As in :func:`recall_loss`: the most partners an item can have, memory included.
+        distributed: With several processes of torch.distributed, the batch is all of theirs together: the value is
+            the same in each, and after DistributedDataParallel's averaging so are the gradients, as if one process
+            had the whole batch.
 
     Example:
         >>> loss = rankgrad.RecallLoss(memory=3)
@@ -114,15 +121,18 @@ class RecallLoss(EmbeddingLoss):
         weight: Weight = "loglog",
         memory: int = 0,
         max_relevant: int | None = None,
+        distributed: bool = False,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant)
+        super().__init__(lam, margin, memory, max_relevant, distributed)
         weight = _form(weight)
         if isinstance(weight, Tensor):
             self.register_buffer("weight", weight)
         else:
             self.weight = weight
 
-    def list_loss(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
+    def list_loss(
+        self, scores: Tensor, relevance: Tensor, mask: Tensor | None, lists: Tensor | None = None
+    ) -> Tensor:
         """Mean recall loss of the lists."""
         return recall_loss(
             scores,
@@ -132,6 +142,7 @@ class RecallLoss(EmbeddingLoss):
             weight=self.weight,
             mask=mask,
             max_relevant=self.max_relevant,
+            lists=lists,
         )
 
     def extra_repr(self) -> str:

@@ -144,7 +144,7 @@ def _one_group(
 def rank_lists(
     scores, relevance, mask, counts, items, first_group, lists, weights, losses, changes, ranks, n, half, lam_bits,
     n_weights, per_call, FORM: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr, FEW: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Loss of a list and (WRITE) the rank change of each of its items."""
     row = tl.program_id(0).to(tl.int64)
@@ -154,9 +154,12 @@ def rank_lists(
     mask += row * n
     changes += row * n
     ranks += row * n
-    counting = _counting_lists(counts, row // per_call, per_call)
-    if row % per_call == 0:
-        tl.store(lists + row // per_call, counting)
+    if GIVEN:
+        counting = tl.load(lists + row // per_call)
+    else:
+        counting = _counting_lists(counts, row // per_call, per_call)
+        if row % per_call == 0:
+            tl.store(lists + row // per_call, counting)
     counting = tl.maximum(counting, 1)
     lam = as_float64(lam_bits)
     lam_list = lam * tl.load(items + row).to(tl.float64) / counting.to(tl.float64)

@@ -1,0 +1,1 @@
+"""Image retrieval: pictures -> batches -> embeddings -> loss, and exact evaluation."""

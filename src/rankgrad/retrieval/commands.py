@@ -1,0 +1,58 @@
+"""The verb of retrieval: embed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankgrad.training.errors import UserError
+
+
+def embed(
+    checkpoint: Annotated[Path, typer.Argument(help="best.safetensors or last.safetensors of a run.")],
+    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
+    out: Annotated[Path, typer.Option(help="Where the embeddings go.")] = Path("embeddings.npz"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Embed pictures: an .npz with `embeddings` [N, dim], of unit length, and `names` [N]."""
+    import numpy as np
+    import torch
+
+    from rankgrad.pairs import unit_length
+    from rankgrad.retrieval.config import Config, Data
+    from rankgrad.retrieval.data.folder import pictures_in
+    from rankgrad.retrieval.data.splits import Pictures
+    from rankgrad.retrieval.model import rebuild
+    from rankgrad.retrieval.pictures import Source
+    from rankgrad.retrieval.task import embed as embed_all
+    from rankgrad.training.checkpoint import load_weights, write_bytes
+    from rankgrad.training.config import validated
+
+    weights, notes = load_weights(checkpoint)
+    config: Config = validated(notes["config"], Config)
+    paths = [path for given in images for path in (pictures_in(given) if given.is_dir() else [given])]
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
+    if not paths:
+        raise UserError(f"IMAGES: no pictures in {', '.join(map(str, images))}")
+    names = [str(path) for path in paths]
+    pictures = Pictures(paths, torch.zeros(len(paths), dtype=torch.int64), None, names)
+    where = torch.device(device)
+    network = rebuild(config.model, config.view.crop, notes, weights).to(where)
+    source = Source(pictures, Data(name="folder", broken="skip"), config.view, where)
+    if source.faults:
+        raise UserError(f"IMAGES: {'; '.join(source.faults[:5])}")
+    file = io.BytesIO()
+    embeddings = unit_length(embed_all(network, source, config.view, config.precision)).cpu().numpy()
+    np.savez(file, embeddings=embeddings, names=np.array(names))
+    write_bytes(out, file.getvalue())
+    print(f"{len(names)} embeddings of length {embeddings.shape[1]} in {out}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command()(embed)

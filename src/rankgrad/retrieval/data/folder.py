@@ -1,0 +1,42 @@
+"""A user's own pictures: one folder per class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankgrad.retrieval.config import Data
+from rankgrad.retrieval.data.splits import Pictures, Splits, by_classes, numbered, root_of
+from rankgrad.training.errors import UserError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """All picture files below a folder, sorted; hidden files are left out."""
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+
+
+def read(config: Data) -> Splits:
+    """``root/<class>/.../<picture>``; whole classes are kept apart for testing, chosen by a seed.
+
+    If the folder has ``train`` and ``test`` and nothing else, these are the split.
+    """
+    root = root_of(config)
+    inside = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if [p.name for p in inside] == ["test", "train"]:
+        return Splits(_classes(inside[1]), _classes(inside[0]))
+    everything = _classes(root)
+    training, testing = by_classes(everything.labels, config.test_share, config.split_seed)
+    return Splits(everything.take(training), everything.take(testing))
+
+
+def _classes(root: Path) -> Pictures:
+    paths, classes = [], []
+    for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        found = pictures_in(folder)
+        paths += found
+        classes += [folder.name] * len(found)
+    if not paths:
+        raise UserError(f"--data: no pictures in {root}/<class>/ ({', '.join(sorted(SUFFIXES))})")
+    return Pictures(paths, numbered(classes), None, [str(p.relative_to(root)) for p in paths])

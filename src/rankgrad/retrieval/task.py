@@ -1,0 +1,185 @@
+"""Retrieval as a task of the training loop."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rankgrad import distributed
+from rankgrad.retrieval import augment, data, losses, model
+from rankgrad.retrieval.config import Config, Data, View
+from rankgrad.retrieval.data.splits import Pictures
+from rankgrad.retrieval.evaluate import Standing, retrieval_standing
+from rankgrad.retrieval.pictures import Source
+from rankgrad.retrieval.samplers import ClassSampler, SuperLabelSampler
+from rankgrad.training import log, optim
+from rankgrad.training.errors import UserError
+
+
+@lru_cache(maxsize=1)
+def read_sources(
+    config: Data, view: View, device: torch.device, *, train: bool
+) -> tuple[Source | None, Source, Source | None]:
+    """Training pictures (if wanted), queries and gallery; kept, so that restarts need not read again."""
+    splits = data.read(config)
+    wanted = (splits.train if train else None, splits.query, splits.gallery)
+    total = sum(len(pictures) for pictures in wanted if pictures is not None)
+    show = distributed.rank() == 0 and isinstance(splits.query.sources[0], Path)
+    with log.progress("reading pictures", total, 0, show=show) as bar:
+        done = 0
+
+        def read(pictures: Pictures | None) -> Source | None:
+            nonlocal done
+            if pictures is None:
+                return None
+            source = Source(pictures, config, view, device, lambda count: bar.advance(done + count, ""))
+            done += len(pictures)
+            if source.faults:
+                bar.say(f"skipped {len(source.faults)} pictures: {'; '.join(source.faults[:5])}")
+            return source
+
+        training, query, gallery = map(read, wanted)
+    assert query is not None
+    return training, query, gallery
+
+
+def embed(network: nn.Module, source: Source, view: View, precision: str, *, batch: int = 256) -> Tensor:
+    """Embeddings of all pictures of a source, centre crop, ``[N, dim]`` float32; processes share the work."""
+    network.eval()
+    rows = torch.arange(len(source.pictures))
+    mine = rows.tensor_split(distributed.count())[distributed.rank()].split(batch)
+    parts = []
+    with torch.inference_mode(), optim.autocast(precision, source.device):
+        for at, now in enumerate(mine):
+            pictures = source.fetch(now, mine[at + 1] if at + 1 < len(mine) else None)
+            boxes = augment.centre_boxes(pictures.height, pictures.width, view.crop)
+            parts.append(network(augment.crops(pictures, boxes, None, view.crop)).float())
+    return distributed.gather(torch.cat(parts).clone())
+
+
+class RetrievalTask:
+    """Train an embedding network on pictures; see :class:`rankgrad.training.loop.Task`.
+
+    Args:
+        config: The settings.
+        device: Where to train.
+    """
+
+    headline = "R@1"
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        losses.build(config.loss, config.miner, classes=4, embedding=4)  # wrong arguments show before data is read
+        train, self.query, self.gallery = read_sources(config.data, config.view, device, train=True)
+        assert train is not None
+        self.source = train
+        labels = train.pictures.labels
+        self.labels = labels.unique(return_inverse=True)[1]
+        if config.batch.size % distributed.count():
+            several = f"a multiple of the {distributed.count()} processes"
+            raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
+        self.sampler = self._sampler()
+        self.steps_per_epoch = len(self.sampler)
+        self.items_per_step = config.batch.size
+        self.network, self._notes = model.build(config.model, config.view.crop, config.seed)
+        self.network.to(device)
+        if device.type == "cuda":
+            self.network = self.network.to(memory_format=torch.channels_last)
+        self.loss = losses.build(
+            config.loss, config.miner, classes=int(self.labels.max()) + 1, embedding=config.model.embedding
+        ).to(device)
+
+    def _sampler(self) -> ClassSampler | SuperLabelSampler:
+        batch, pictures = self.config.batch, self.source.pictures
+        try:
+            if batch.sampler == "classes":
+                return ClassSampler(self.labels, size=batch.size, per_class=batch.per_class, seed=self.config.seed)
+            if pictures.super_labels is None:
+                raise UserError(f"batch.sampler: {self.config.data.name} has no super-labels, use classes")
+            return SuperLabelSampler(
+                self.labels,
+                pictures.super_labels,
+                size=batch.size,
+                per_class=batch.per_class,
+                batches_per_pair=batch.batches_per_pair,
+                seed=self.config.seed,
+            )
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(f"batch.{error}") from None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The backbone, the embedding layer and the loss's own parameters, each at its own rate."""
+        return [
+            {"params": list(self.network.backbone.parameters())},
+            {"params": list(self.network.embedding.parameters()), "scale": self.config.embedding_lr},
+            {"params": list(self.loss.parameters()), "scale": self.config.proxy_lr, "weight_decay": 0.0},
+        ]
+
+    def batch_loss(self, network: nn.Module, step: int) -> Tensor:
+        """Augment and embed this process's part of a batch, and rank it against the whole."""
+        view = self.config.view
+        everyone = self.sampler.at(step)
+        mine = distributed.share(everyone)
+        pictures = self.source.fetch(mine, distributed.share(self.sampler.at(step + 1)))
+        seed = np.random.SeedSequence([self.config.seed, step, 1]).generate_state(1, np.uint64)[0]
+        generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
+        boxes, flips = self._boxes(pictures.height, pictures.width, len(everyone), generator)
+        embeddings = network(augment.crops(pictures, boxes, flips, view.crop))
+        if self.device.type == "cpu" and not bool(embeddings.isfinite().all()):
+            lost: Tensor = embeddings.sum() * torch.nan  # the loop stops, with a message
+            return lost
+        labels, items = augment.sent(self.labels[mine], self.device), augment.sent(mine, self.device)
+        loss: Tensor = self.loss(embeddings, labels, items)
+        return loss
+
+    def _boxes(
+        self, height: Tensor, width: Tensor, everyone: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """This process's part of the boxes of the global batch: the same whatever the number of processes."""
+        if not distributed.active():
+            return augment.training_boxes(height, width, self.config.view, generator)
+        whole = torch.full((2, everyone), self.config.view.resize)
+        part = slice(distributed.rank() * len(height), (distributed.rank() + 1) * len(height))
+        whole[:, part] = torch.stack([height, width])
+        boxes, flips = augment.training_boxes(whole[0], whole[1], self.config.view, generator)
+        return boxes[part], flips[part]
+
+    def standing(self) -> tuple[Standing, Tensor, Tensor | None]:
+        """Where every query's relevant items stand, and the embeddings of queries and gallery."""
+        return standing(self.network, self.query, self.gallery, self.config)
+
+    def evaluate(self) -> dict[str, float]:
+        """R@K, mAP@R and AP in percent."""
+        return self.standing()[0].summary(self.config.recall_at)
+
+    def metadata(self) -> dict[str, Any]:
+        """What the network needs to be built again."""
+        return self._notes
+
+    def finish(self, folder: Path) -> None:
+        """Write the examples of the report."""
+        from rankgrad.retrieval.report import write_examples
+
+        found, queries, gallery = self.standing()
+        if distributed.rank() == 0:
+            write_examples(folder, found, queries, gallery, self.query, self.gallery)
+
+
+def standing(
+    network: nn.Module, query: Source, gallery: Source | None, config: Config
+) -> tuple[Standing, Tensor, Tensor | None]:
+    """Embed queries and gallery, and rank them exactly."""
+    queries = embed(network, query, config.view, config.precision)
+    labels = query.pictures.labels.to(queries.device)
+    if gallery is None:
+        return retrieval_standing(queries, labels), queries, None
+    candidates = embed(network, gallery, config.view, config.precision)
+    found = retrieval_standing(queries, labels, candidates, gallery.pictures.labels.to(queries.device))
+    return found, queries, candidates

@@ -1,0 +1,78 @@
+"""Files that are whole or not there: checkpoints, weights, texts.
+
+A run's folder has ``state.pt`` (everything needed to go on, one file, so that it cannot be torn), and the weights
+alone as ``last.safetensors`` and ``best.safetensors`` with the settings in their metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad.training.errors import UserError
+
+
+def _atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write beside the target, flush to the disk, then rename: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, atomically."""
+    _atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """A file of bytes, atomically."""
+    _atomically(path, lambda beside: beside.write_bytes(content))
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """The state of a run, atomically."""
+    _atomically(path, lambda beside: torch.save(state, beside))
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The state of a run; tensors and plain values only, no code is run by loading."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def save_weights(path: Path, network: nn.Module, metadata: dict[str, Any]) -> None:
+    """The weights as safetensors, atomically, with metadata (one JSON text under ``rankgrad``)."""
+    from safetensors.torch import save_file
+
+    tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    notes = {"format": "pt", "rankgrad": json.dumps(metadata)}
+    _atomically(path, lambda beside: save_file(tensors, beside, metadata=notes))
+
+
+def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and the metadata :func:`save_weights` wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise UserError(f"CHECKPOINT: no such file {str(path)!r}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = (file.metadata() or {}).get("rankgrad")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise UserError(f"CHECKPOINT: {path} is not a safetensors file ({error})") from None
+    if metadata is None:
+        raise UserError(f"CHECKPOINT: {path} was not written by rankgrad (no settings in its metadata)")
+    return tensors, json.loads(metadata)

@@ -1,0 +1,152 @@
+"""The command line: verbs, messages, exit codes, and what happens without the extra packages."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from rankgrad import recipes
+from rankgrad.cli import main
+from rankgrad.recipes import run
+from rankgrad.retrieval.task import read_sources
+from rankgrad.training import checkpoint
+
+import pictures
+
+
+def cli(*arguments):
+    """The exit code of a command; a message is its own code."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = pictures.folder_set(tmp_path_factory.mktemp("data"))
+    settings = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2"]
+    settings += ["view.resize=16", "view.crop=12", "lr=1e-3", "epochs=2", "device=cpu", f"data.root={root}"]
+    out = tmp_path_factory.mktemp("runs") / "mine"
+    folder, (result,) = run.run("folder", settings, out=str(out))
+    return folder, result, root
+
+
+def test_ls_names_everything(capsys):
+    assert cli("ls") == 0
+    out = capsys.readouterr().out
+    for word in [*recipes.recipe_names(), "recall", "ap", "pml:NAME", "digits", "folder", "cub", "sop", "inshop"]:
+        assert f"{word} " in out
+
+
+def test_show_prints_the_recipe(capsys):
+    assert cli("show", "cub") == 0
+    assert capsys.readouterr().out == recipes.recipe_text("cub")
+
+
+def test_eval_gives_what_training_saw(trained, capsys):
+    folder, result, root = trained
+    assert cli("eval", folder / "best.safetensors") == 0
+    out = capsys.readouterr().out
+    assert f"R@1 {result.best['R@1']:.1f}" in out and f"mAP@R {result.best['mAP@R']:.1f}" in out
+    moved = root.with_name("elsewhere")
+    root.rename(moved)
+    read_sources.cache_clear()
+    try:
+        assert "no such folder" in cli("eval", folder / "last.safetensors")
+        assert cli("eval", folder / "last.safetensors", "--data", moved) == 0
+    finally:
+        moved.rename(root)
+
+
+def test_embed(trained, tmp_path, capsys):
+    folder, _, root = trained
+    out = tmp_path / "e.npz"
+    files = sorted((root / "class1").iterdir())
+    assert cli("embed", folder / "best.safetensors", root / "class1", files[0], "--out", out) == 0
+    assert "7 embeddings of length 8" in capsys.readouterr().out
+    found = np.load(out)
+    assert list(found["names"]) == [str(f) for f in [*files, files[0]]]
+    assert np.allclose(np.linalg.norm(found["embeddings"], axis=1), 1, atol=1e-5)
+    assert np.array_equal(found["embeddings"][0], found["embeddings"][6])
+    assert not np.allclose(found["embeddings"][0], found["embeddings"][1])
+    (tmp_path / "bad.png").write_text("not a picture")
+    assert "IMAGES: " in (told := cli("embed", folder / "best.safetensors", tmp_path / "bad.png"))
+    assert "bad.png: broken" in told
+    assert "no such file" in cli("embed", folder / "best.safetensors", tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    assert "no pictures in" in cli("embed", folder / "best.safetensors", tmp_path / "empty")
+
+
+def test_report_can_be_written_again(trained, capsys):
+    folder, _, _ = trained
+    page = (folder / "report.html").read_text()
+    (folder / "report.html").unlink()
+    assert cli("report", folder) == 0
+    assert (folder / "report.html").read_text() == page
+    assert "report.html" in capsys.readouterr().out
+    assert "no run in" in cli("report", folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "cubb"], "rankgrad: RECIPE: no recipe, YAML file or run folder 'cubb', did you mean 'cub'?"),
+        (["train", "cub"], "rankgrad: --data: the data set 'cub' needs a folder, say --data DIR"),
+        (["train", "digits", "lrr=1"], "rankgrad: lrr: unknown setting, did you mean 'lr'?"),
+        (["train", "digits", "device=tpu"], "rankgrad: device: unknown value 'tpu', say auto, cpu or cuda"),
+        (
+            ["train", "digits", "loss.lamb=1"],
+            "rankgrad: loss.lamb: unknown argument of RecallLoss, did you mean 'lam'?",
+        ),
+        (
+            ["train", "digits", "sampler=superlabels", "batch.size=80"],
+            "rankgrad: batch.sampler: digits has no super-labels, use classes",
+        ),
+        (
+            ["train", "digits", "batch.size=500"],
+            "rankgrad: batch.size: expected at most 10 pictures of each of the 10 classes, received 500 (int)",
+        ),
+        (["eval", "no.safetensors"], "rankgrad: CHECKPOINT: no such file 'no.safetensors'"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli(*arguments) == message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu():
+    assert cli("train", "digits", "device=cuda") == "rankgrad: device: 'cuda' asked for, but torch finds no GPU"
+
+
+def test_a_checkpoint_of_somebody_else(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    assert "was not written by rankgrad" in cli("eval", tmp_path / "a.safetensors")
+    (tmp_path / "b.safetensors").write_text("hello")
+    assert "is not a safetensors file" in cli("eval", tmp_path / "b.safetensors")
+
+
+def test_checkpoints_carry_their_settings(trained):
+    folder, result, _ = trained
+    weights, notes = checkpoint.load_weights(folder / "best.safetensors")
+    assert notes["config"]["loss"]["name"] == "recall" and notes["metrics"]["R@1"] == result.best["R@1"]
+    assert weights["embedding.weight"].shape == (8, 512)
+
+
+def without(*packages):
+    """Run the command in a Python that lacks some packages."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({packages!r})); from rankgrad.cli import main; main()"
+    return lambda *a: subprocess.run([sys.executable, "-c", code, *a], capture_output=True, text=True)
+
+
+def test_missing_packages_are_named_with_the_extra(tmp_path):
+    for package in ("typer", "rich", "yaml", "pydantic"):
+        out = without(package)("ls")
+        assert out.returncode == 1
+        assert out.stderr == f"rankgrad: {package} is not installed: pip install 'rankgrad[train]'\n"
+    out = without("torchvision", "torchvision.ops")("train", "digits", "--out", str(tmp_path / "a"))
+    assert "torchvision is not installed: pip install 'rankgrad[train]'" in out.stderr.splitlines()[-1]

@@ -1,0 +1,123 @@
+"""Batches: what is in them, the same for the same seed, resumed in the middle, split over processes."""
+
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankgrad import distributed
+from rankgrad.retrieval.samplers import ClassSampler, SuperLabelSampler
+
+LABELS = torch.arange(40).repeat_interleave(torch.arange(40) % 7 + 1)  # classes of 1 to 7 pictures
+SUPERS = LABELS % 4
+
+
+def by_class(**kwargs):
+    return ClassSampler(LABELS, **{"size": 24, "per_class": 4, **kwargs})
+
+
+def by_super(**kwargs):
+    settings = {"size": 16, "per_class": 4, "batches_per_pair": 3, **kwargs}
+    return SuperLabelSampler(LABELS, SUPERS, **settings)
+
+
+def test_p_classes_of_k_pictures():
+    sampler = by_class()
+    assert len(sampler) == len(LABELS) // 24
+    for step in range(20):
+        groups = LABELS[sampler.at(step)].reshape(6, 4)
+        assert (groups == groups[:, :1]).all()
+        assert groups[:, 0].unique().numel() == 6  # no class twice
+    for rows in sampler.at(0).reshape(6, 4):  # a picture comes twice only where the class is too small
+        many = int((LABELS[rows[0]] == LABELS).sum())
+        assert rows.unique().numel() == min(many, 4)
+
+
+@given(st.integers(2, 12), st.integers(1, 6), st.integers(1, 5), st.integers(0, 5))
+@settings(max_examples=40)
+def test_every_class_and_every_picture_as_often_as_the_others(classes, each, per_class, seed):
+    labels = torch.arange(classes).repeat(each)
+    chosen = max(1, classes // 2)
+    sampler = ClassSampler(labels, size=chosen * per_class, per_class=per_class, seed=seed)
+    plan = sampler.plan(0)
+    drawn = torch.bincount(labels[plan.flatten()], minlength=classes) // per_class
+    assert drawn.max() - drawn.min() <= 1
+    rows = torch.bincount(plan.flatten(), minlength=len(labels))
+    for label in range(classes):
+        seen = rows[labels == label]
+        assert seen.max() - seen.min() <= 1
+
+
+def test_pairs_of_super_labels():
+    sampler = by_super()
+    assert len(sampler) == 6 * 3
+    plan = sampler.plan(0)
+    halves = SUPERS[plan].reshape(-1, 2, 8)
+    assert (halves == halves[..., :1]).all()
+    pairs = [tuple(sorted(pair)) for pair in halves[..., 0].tolist()]
+    assert pairs[::3] == pairs[1::3] == pairs[2::3]  # consecutive batches of one pair
+    assert sorted(pairs[::3]) == [(a, b) for a in range(4) for b in range(a + 1, 4)]
+    groups = plan.reshape(-1, 4)
+    assert (LABELS[groups] == LABELS[groups[:, :1]]).all()
+
+
+def test_the_circular_lists_of_groups_go_on_across_pairs():
+    sampler = by_super()
+    plan = sampler.plan(3).reshape(-1, 2, 2, 4)
+    for over in range(4):
+        expected = sum(-(-int((c == LABELS).sum()) // 4) for c in LABELS[over == SUPERS].unique())
+        taken = [tuple(g.tolist()) for b in plan for half in b if SUPERS[half[0, 0]] == over for g in half]
+        assert len(set(taken)) == expected  # every group of the super-label is used
+        assert all(taken[i] == taken[i + expected] for i in range(len(taken) - expected))
+        pictures = torch.tensor(sorted(set(taken))).flatten().unique()
+        assert torch.equal(pictures, (over == SUPERS).nonzero().flatten())
+
+
+def test_the_official_epochs():
+    """12 super-labels of Stanford Online Products: 66 pairs x 10; 23 of In-shop: 253 x 4."""
+    for many, per_pair, batches in ((12, 10, 660), (23, 4, 1012)):
+        supers = torch.arange(many).repeat_interleave(4)
+        sampler = SuperLabelSampler(supers, supers, size=8, per_class=4, batches_per_pair=per_pair)
+        assert len(sampler) == batches == len(sampler.plan(0))
+
+
+@pytest.mark.parametrize("make", [by_class, by_super])
+def test_seeded_and_resumed_in_the_middle_of_an_epoch(make):
+    sampler = make(seed=5)
+    batches = [batch for _ in range(3) for batch in sampler]
+    assert len(batches) == 3 * len(sampler)
+    assert batches[: len(sampler)] != batches[len(sampler) : 2 * len(sampler)]
+    assert [b for _ in range(3) for b in make(seed=6)] != batches
+    stop = len(sampler) + 2
+    first = make(seed=5)
+    seen = list(first) + list(islice(iter(first), 2))
+    second = make(seed=5)
+    second.load_state_dict(first.state_dict())
+    assert seen + list(second) + list(second) == batches
+    assert torch.equal(make(seed=5).at(stop), torch.tensor(batches[stop]))
+
+
+def test_processes_share_a_batch(monkeypatch):
+    whole = list(by_class())
+    parts = []
+    for rank in range(2):
+        monkeypatch.setattr(distributed, "count", lambda: 2)
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        parts.append(list(by_class()))
+    assert [a + b for a, b in zip(*parts, strict=True)] == whole
+    monkeypatch.setattr(distributed, "count", lambda: 5)
+    with pytest.raises(ValueError, match=r"batch: expected a multiple of the 5 processes, received 24"):
+        next(iter(by_class()))
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match=r"^size: expected a multiple of per_class = 4, received 10"):
+        by_class(size=10)
+    with pytest.raises(ValueError, match=r"^size: expected at most 4 pictures of each of the 40 classes"):
+        by_class(size=400)
+    with pytest.raises(ValueError, match=r"^size: expected a multiple of 2 \* per_class = 8, received 12"):
+        by_super(size=12)
+    with pytest.raises(ValueError, match=r"^super_labels: expected at least two"):
+        SuperLabelSampler(LABELS, LABELS * 0, size=16, per_class=4, batches_per_pair=1)

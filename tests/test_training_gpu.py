@@ -1,0 +1,47 @@
+"""Training on a GPU: the same crops, no waiting inside a step, and digits learn in low precision."""
+
+import pytest
+import torch
+
+from rankgrad import recipes
+from rankgrad.recipes import run
+from rankgrad.retrieval import augment
+from rankgrad.retrieval.config import View
+from rankgrad.retrieval.pictures import Ragged
+from rankgrad.training.loop import Trainer
+
+pytestmark = pytest.mark.gpu
+
+
+def test_crops_equal_those_of_the_cpu():
+    pictures = [torch.randint(256, shape, dtype=torch.uint8) for shape in ((40, 64, 3), (70, 40, 3), (40, 40, 3))]
+    batch = Ragged.of(pictures)
+    boxes, flips = augment.training_boxes(batch.height, batch.width, View(), torch.Generator().manual_seed(0))
+    expected = augment.crops(batch, boxes, flips, 32)
+    found = augment.crops(batch.to(torch.device("cuda")), boxes, flips, 32)
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("cache", ["ram", "device", "none"])
+def test_digits_learn(tmp_path, precision, cache):
+    settings = ["epochs=3", f"precision={precision}", f"data.cache={cache}", "device=cuda"]
+    folder, (result,) = run.run("digits", settings, out=str(tmp_path / "a"))
+    assert result.last["mAP@R"] > 80
+    again, (same,) = run.run("digits", settings, out=str(folder), resume=True)
+    assert again == folder
+    assert same.best == result.best
+
+
+def test_a_step_does_not_wait_for_the_device(tmp_path):
+    device = torch.device("cuda")
+    subject, config = recipes.load("digits", ["data.cache=device", "precision=bf16", "view.augment=resized_crop"])
+    task = subject.build(config, device)
+    trainer = Trainer(task, config, tmp_path, device)
+    for _ in range(4):  # first use of everything, and the memory filled
+        trainer._train_one(task.network)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer._train_one(task.network)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
