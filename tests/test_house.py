@@ -12,7 +12,7 @@ import rankgrad
 
 SOURCE = Path(rankgrad.__file__).parent
 #: Lower floors first. A module may import its own floor and those below.
-FLOORS = ["_check", "engine", "ranking metrics memory pairs", "losses"]
+FLOORS = ["_check", "engine", "ranking metrics memory pairs", "losses", "surrogates"]
 
 
 def floor(module):

@@ -96,6 +96,14 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
+def finite(name: str, value: Any) -> float:
+    """Require a finite number."""
+    number = _number(name, value)
+    if not math.isfinite(number):
+        raise fail(name, "a finite number", value)
+    return number
+
+
 def positive(name: str, value: Any) -> float:
     """Require a finite number > 0."""
     number = _number(name, value)

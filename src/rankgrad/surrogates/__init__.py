@@ -1,0 +1,12 @@
+"""Other methods' ways to differentiate a ranking, in the currency of our losses, for fair comparison.
+
+Each module is one method, written from its paper's definition and named after it. :data:`METHODS` lists them for
+programs that go through all of them.
+"""
+
+from rankgrad.surrogates.fastap import fastap_loss, fastap_rank
+
+__all__ = [
+    "fastap_loss",
+    "fastap_rank",
+]

@@ -1,0 +1,100 @@
+"""The rival methods against the loops of oracles_surrogates.py, and against packages where they exist."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankgrad
+from rankgrad import surrogates
+from rankgrad.surrogates import _pairwise, fastap
+
+import oracles_surrogates as oracles
+from strategies import lists
+
+BRUTE = lists(max_lists=2, max_items=8)
+
+
+def as_torch(mask):
+    return None if mask is None else torch.from_numpy(mask)
+
+
+def rows(scores, relevance, mask):
+    """Each list as the oracles want it."""
+    return [(scores[k], relevance[k], None if mask is None else mask[k]) for k in range(len(scores))]
+
+
+def value_and_grad(loss, scores, relevance, upstream=1.0, **kwargs):
+    x = scores.clone().requires_grad_()
+    out = loss(x, relevance, **kwargs)
+    (out * upstream).sum().backward()
+    return out.detach(), x.grad
+
+
+def list_values(loss, data, **kwargs):
+    scores, relevance, mask = data
+    out = loss(
+        torch.from_numpy(scores), torch.from_numpy(relevance), mask=as_torch(mask), reduction="none", **kwargs
+    )
+    return out.numpy()
+
+
+# ------------------------------------------------------------------------------------------------ FastAP
+
+
+@given(lists(), st.sampled_from([1, 2, 5, 10, 40]), st.sampled_from([(-1.0, 1.0), (-2.5, 0.5), (0.0, 10.0)]))
+def test_fastap_is_its_definition(data, bins, score_range):
+    expected = [oracles.fastap(*row, bins, *score_range) for row in rows(*data)]
+    np.testing.assert_allclose(
+        list_values(surrogates.fastap_loss, data, bins=bins, score_range=score_range), expected, atol=1e-12
+    )
+    ranks = surrogates.fastap_rank(
+        torch.from_numpy(data[0]), bins=bins, score_range=score_range, mask=as_torch(data[2])
+    )
+    expected = [oracles.fastap_ranks(s, m, bins, *score_range) for s, _, m in rows(*data)]
+    np.testing.assert_allclose(ranks.numpy(), expected, atol=1e-12)
+
+
+def test_fastap_is_average_precision_when_every_item_has_its_own_edge():
+    scores = torch.stack([torch.randperm(21) for _ in range(30)]).double() / 10 - 1
+    relevance = torch.rand(30, 21) < 0.4
+    loss = surrogates.fastap_loss(scores, relevance, bins=20)
+    torch.testing.assert_close(1 - loss, rankgrad.metrics.average_precision(scores, relevance))
+    torch.testing.assert_close(surrogates.fastap_rank(scores, bins=20), rankgrad.rank(scores, lam=1.0))
+
+
+def test_fastap_equals_pytorch_metric_learning():
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    embeddings = torch.randn(24, 6, dtype=torch.float64)
+    labels = torch.randint(5, (24,))
+    labels[0] = 9  # nothing relevant to it
+    for bins in (5, 10, 40):
+        theirs, ours = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
+        expected = losses.FastAPLoss(num_bins=bins)(theirs, labels)
+        pairs = rankgrad.retrieval_pairs(ours, labels)
+        loss = surrogates.fastap_loss(pairs.scores, pairs.relevance, bins=bins, mask=pairs.mask)
+        torch.testing.assert_close(loss, expected)
+        expected.backward()
+        loss.backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_fastap_in_blocks_of_bins_is_the_same(monkeypatch):
+    scores, relevance = torch.rand(3, 50) * 2 - 1, torch.rand(3, 50) < 0.3
+    whole = value_and_grad(surrogates.fastap_loss, scores, relevance)
+    monkeypatch.setattr(fastap, "_PULSES_AT_ONCE", 3 * 50 * 4)
+    blocks = value_and_grad(surrogates.fastap_loss, scores, relevance)
+    torch.testing.assert_close(blocks, whole)
+
+
+def test_fastap_beyond_the_range_is_its_end_without_gradient():
+    relevance = torch.tensor([False, True, False, True])
+    inside = surrogates.fastap_loss(torch.tensor([1.0, 0.31, -1.0, -1.0]), relevance)
+    outside, grad = value_and_grad(surrogates.fastap_loss, torch.tensor([7.0, 0.31, -1.5, -9.0]), relevance)
+    assert torch.equal(inside, outside)
+    assert grad[1] != 0
+    assert (grad[[0, 2, 3]] == 0).all()
