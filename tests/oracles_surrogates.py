@@ -54,3 +54,63 @@ def fastap_ranks(scores, mask=None, bins=10, low=-1.0, high=1.0):
     out = np.full(len(scores), len(s) + 1.0)
     out[index] = ranks
     return out
+
+
+# ------------------------------------------------------------------------------- AP-loss (Chen et al. 2019)
+
+
+def chen2019(scores, relevance, mask=None, delta=1.0, interpolated=False):
+    """(loss, error-driven gradient) of one list: Algorithm 1 with its loop over the positives."""
+    s, r, index = kept(scores, relevance, mask)
+    p = sum(r)
+    if p == 0:
+        return 0.0, np.zeros(len(scores))
+
+    def step(x):
+        if x < -delta:
+            return 0.0
+        return 1.0 if x > delta else x / (2 * delta) + 0.5
+
+    gradient, loss, best = [0.0] * len(s), 0.0, 0.0
+    for i in sorted((k for k in range(len(s)) if r[k]), key=lambda k: s[k]):
+        rank = 1 + sum(step(s[k] - s[i]) for k in range(len(s)) if k != i)
+        terms = {j: step(s[j] - s[i]) / rank for j in range(len(s)) if not r[j]}
+        precision = 1 - sum(terms.values())
+        if interpolated:
+            if precision >= best:
+                best = precision
+            else:
+                terms = {j: term * (1 - best) / (1 - precision) for j, term in terms.items()}
+        for j, term in terms.items():
+            gradient[i] -= term
+            gradient[j] += term
+        loss += sum(terms.values())
+    return loss / p, spread([g / p for g in gradient], index, len(scores))
+
+
+# --------------------------------------------------------------------------------------------- Smooth-AP
+
+
+def sigmoid(x, temperature):
+    x = x / temperature
+    return 1 / (1 + np.exp(-x)) if x > -700 else 0.0
+
+
+def smoothap(scores, relevance, mask=None, temperature=0.01):
+    s, r, _ = kept(scores, relevance, mask)
+    if not any(r):
+        return 0.0
+    total = 0.0
+    for i in (k for k in range(len(s)) if r[k]):
+        others = [j for j in range(len(s)) if j != i]
+        own = 1 + sum(sigmoid(s[j] - s[i], temperature) for j in others if r[j])
+        total += own / (1 + sum(sigmoid(s[j] - s[i], temperature) for j in others))
+    return 1 - total / sum(r)
+
+
+def smoothap_ranks(scores, mask=None, temperature=0.01):
+    s, _, index = kept(scores, scores, mask)
+    out = np.full(len(scores), len(s) + 1.0)
+    for i, k in enumerate(index):
+        out[k] = 1 + sum(sigmoid(s[j] - s[i], temperature) for j in range(len(s)) if j != i)
+    return out

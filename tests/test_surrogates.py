@@ -98,3 +98,74 @@ def test_fastap_beyond_the_range_is_its_end_without_gradient():
     assert torch.equal(inside, outside)
     assert grad[1] != 0
     assert (grad[[0, 2, 3]] == 0).all()
+
+
+# ---------------------------------------------------------------------------------------- Chen et al. 2019
+
+
+@given(lists(), st.sampled_from([0.01, 0.25, 1.0, 3.0]), st.booleans())
+def test_chen2019_is_its_algorithm(data, delta, interpolated):
+    scores, relevance, mask = data
+    upstream = torch.linspace(-1, 2, len(scores), dtype=torch.float64)
+    loss, grad = value_and_grad(
+        surrogates.chen2019_loss,
+        torch.from_numpy(scores),
+        torch.from_numpy(relevance),
+        upstream,
+        delta=delta,
+        interpolated=interpolated,
+        mask=as_torch(mask),
+        reduction="none",
+    )
+    expected = [oracles.chen2019(*row, delta, interpolated) for row in rows(*data)]
+    np.testing.assert_allclose(loss.numpy(), [value for value, _ in expected], atol=1e-12)
+    gradients = [g * u for (_, g), u in zip(expected, upstream.tolist(), strict=True)]
+    np.testing.assert_allclose(grad.numpy(), gradients, atol=1e-12)
+
+
+def test_chen2019_with_a_narrow_step_is_average_precision_and_still_moves():
+    scores, relevance = torch.randn(20, 40, dtype=torch.float64), torch.rand(20, 40) < 0.3
+    loss, grad = value_and_grad(surrogates.chen2019_loss, scores, relevance, delta=1e-9)
+    torch.testing.assert_close(1 - loss, rankgrad.metrics.average_precision(scores, relevance))
+    assert (grad[relevance] <= 0).all() and (grad[~relevance] >= 0).all()
+    # error-driven: the update of a list is as large as its loss, on either side
+    torch.testing.assert_close(grad.where(~relevance, 0).sum(), loss)
+    torch.testing.assert_close(grad.where(relevance, 0).sum(), -loss)
+
+
+def test_chen2019_interpolated_precision_never_falls_with_the_score():
+    scores, relevance = torch.randn(20, 60), torch.rand(20, 60) < 0.3
+    plain, raised = (
+        surrogates.chen2019_loss(scores, relevance, delta=0.1, interpolated=flag, reduction="none")
+        for flag in (False, True)
+    )
+    assert (raised <= plain + 1e-6).all()
+    assert (raised < plain - 1e-3).any()
+
+
+# ---------------------------------------------------------------------------------------------- Smooth-AP
+
+
+@given(lists(), st.sampled_from([0.01, 0.1, 1.0]))
+def test_smoothap_is_its_definition(data, temperature):
+    expected = [oracles.smoothap(*row, temperature) for row in rows(*data)]
+    got = list_values(surrogates.smoothap_loss, data, temperature=temperature)
+    np.testing.assert_allclose(got, expected, atol=1e-12)
+    ranks = surrogates.smoothap_rank(torch.from_numpy(data[0]), temperature=temperature, mask=as_torch(data[2]))
+    expected = [oracles.smoothap_ranks(s, m, temperature) for s, _, m in rows(*data)]
+    np.testing.assert_allclose(ranks.numpy(), expected, atol=1e-12)
+
+
+def test_smoothap_equals_pytorch_metric_learning():
+    """As many classes as items a class: elsewhere their reshape mixes classes up (2.9.0)."""
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    embeddings, labels = torch.randn(16, 8), torch.arange(4).repeat_interleave(4)
+    theirs, ours = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
+    expected = losses.SmoothAPLoss(temperature=0.05)(theirs, labels)
+    # theirs counts the query itself as a relevant item: references without query_index do the same
+    pairs = rankgrad.retrieval_pairs(ours, labels, ours, labels)
+    loss = surrogates.smoothap_loss(pairs.scores, pairs.relevance, temperature=0.05)
+    torch.testing.assert_close(loss, expected)
+    expected.backward()
+    loss.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)

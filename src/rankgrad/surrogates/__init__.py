@@ -4,9 +4,14 @@ Each module is one method, written from its paper's definition and named after i
 programs that go through all of them.
 """
 
+from rankgrad.surrogates.chen2019 import chen2019_loss
 from rankgrad.surrogates.fastap import fastap_loss, fastap_rank
+from rankgrad.surrogates.smoothap import smoothap_loss, smoothap_rank
 
 __all__ = [
+    "chen2019_loss",
     "fastap_loss",
     "fastap_rank",
+    "smoothap_loss",
+    "smoothap_rank",
 ]
