@@ -114,3 +114,53 @@ def smoothap_ranks(scores, mask=None, temperature=0.01):
     for i, k in enumerate(index):
         out[k] = 1 + sum(sigmoid(s[j] - s[i], temperature) for j in range(len(s)) if j != i)
     return out
+
+
+# ----------------------------------------------------------------------------------------------- SVM-MAP
+
+
+def svm_map(scores, relevance, mask=None):
+    """(hinge, gradients of all rankings that attain it) of one list, by trying every order of its items' kinds.
+
+    Nothing is assumed about the maximum except that each kind is ordered by score; :func:`svm_map_all_orders` does
+    without that.
+    """
+    s, r, index = kept(scores, relevance, mask)
+    good = sorted((k for k in range(len(s)) if r[k]), key=lambda k: (-s[k], k))
+    bad = sorted((k for k in range(len(s)) if not r[k]), key=lambda k: (-s[k], k))
+    if not good or not bad:
+        return 0.0, [np.zeros(len(scores))]
+    found = []
+    for where in itertools.combinations(range(len(s)), len(good)):
+        ahead, behind = iter(good), iter(bad)
+        order = [next(ahead) if t in where else next(behind) for t in range(len(s))]
+        found.append(violation(order, s, r))
+    best = max(value for value, _ in found)
+    return best, [spread(g, index, len(scores)) for value, g in found if value >= best - 1e-12]
+
+
+def svm_map_all_orders(scores, relevance):
+    """The hinge of a short list over all n! rankings."""
+    s, r = [float(v) for v in scores], [bool(v) for v in relevance]
+    if not any(r) or all(r):
+        return 0.0
+    return max(violation(order, s, r)[0] for order in itertools.permutations(range(len(s))))
+
+
+def violation(order, s, r):
+    """1 - AP + F(order) - F(perfect) of one ranking, and its derivative with respect to the scores."""
+    p = sum(r)
+    pairs = p * (len(s) - p)
+    hits, precision = 0, 0.0
+    for place, k in enumerate(order, start=1):
+        if r[k]:
+            hits += 1
+            precision += hits / place
+    value, gradient = 1 - precision / p, [0.0] * len(s)
+    for a, first in enumerate(order):
+        for second in order[a + 1 :]:
+            if r[second] and not r[first]:  # y_ij = -1 in this ranking, +1 in the perfect one
+                value -= 2 * (s[second] - s[first]) / pairs
+                gradient[second] -= 2 / pairs
+                gradient[first] += 2 / pairs
+    return value, gradient

@@ -143,6 +143,81 @@ def test_chen2019_interpolated_precision_never_falls_with_the_score():
     assert (raised < plain - 1e-3).any()
 
 
+# ------------------------------------------------------------------------------------------------ SVM-MAP
+
+SVM_MAP = [surrogates.yue2007_loss, surrogates.mohapatra2018_loss]
+
+
+@pytest.mark.parametrize("loss", SVM_MAP)
+@given(BRUTE)
+def test_svm_map_is_the_maximum_over_all_interleavings(loss, data):
+    scores, relevance, mask = data
+    out, grad = value_and_grad(
+        loss,
+        torch.from_numpy(scores),
+        torch.from_numpy(relevance),
+        mask=as_torch(mask),
+        reduction="none",
+    )
+    for k, row in enumerate(rows(*data)):
+        value, gradients = oracles.svm_map(*row)
+        assert math.isclose(out[k], value, abs_tol=1e-12)
+        assert any(np.allclose(grad[k].numpy(), g, atol=1e-12) for g in gradients)
+
+
+def test_svm_map_is_the_maximum_over_all_rankings():
+    """Also over those in which a kind is not in the order of its scores."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        n = rng.integers(1, 7)
+        scores, relevance = rng.normal(size=n).round(1), rng.random(n) < 0.5
+        expected = oracles.svm_map_all_orders(scores, relevance)
+        for loss in SVM_MAP:
+            out = loss(torch.from_numpy(scores), torch.from_numpy(relevance))
+            assert math.isclose(out, expected, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("decimals", [None, 2, 1, 0])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_the_two_ways_to_the_maximum_agree_to_the_bit(decimals, share, scale):
+    """With ties too: they compare the same integers and break ties alike."""
+    scores = torch.randn(4, 500, dtype=torch.float64)
+    scores = scale * (scores if decimals is None else scores.round(decimals=decimals))
+    relevance, mask = torch.rand(4, 500) < share, torch.rand(4, 500) < 0.9
+    greedy, divided = (value_and_grad(f, scores, relevance, mask=mask, reduction="none") for f in SVM_MAP)
+    assert torch.equal(greedy[0], divided[0])
+    assert torch.equal(greedy[1], divided[1])
+    assert (greedy[0] > 0).all()
+
+
+def test_the_divide_and_conquer_takes_few_rounds(monkeypatch):
+    """O(log p) rounds, and after them only few items are left: what makes it O(n log p)."""
+    from rankgrad.surrogates import mohapatra2018
+
+    sizes = []
+    real = mohapatra2018._divide
+    monkeypatch.setattr(
+        mohapatra2018, "_divide", lambda p, items, *a: sizes.append(len(items)) or real(p, items, *a)
+    )
+    n, p = 20_000, 200
+    for scores in (torch.randn(n), torch.arange(n) / n, torch.arange(n).flip(0) / n, torch.zeros(n)):
+        sizes.clear()
+        surrogates.mohapatra2018_loss(scores, torch.arange(n) % (n // p) == 0)
+        assert sum(sizes) < 2 * n * math.log2(p)
+        assert len(sizes) < 5 * math.log2(p)
+
+
+def test_svm_map_hinge_bounds_the_ap_loss():
+    """The ranking by score is one of those compared, and F is largest there: hinge >= 1 - AP."""
+    scores, relevance = torch.randn(50, 30, dtype=torch.float64), torch.rand(50, 30) < 0.3
+    hinge = surrogates.mohapatra2018_loss(scores, relevance, reduction="none")
+    ap = rankgrad.average_precision_loss(scores, relevance, lam=1.0, reduction="none")
+    assert (hinge >= ap - 1e-12).all()
+    perfect = surrogates.mohapatra2018_loss(relevance * 1000.0, relevance)
+    assert perfect == 0
+
+
 # ---------------------------------------------------------------------------------------------- Smooth-AP
 
 

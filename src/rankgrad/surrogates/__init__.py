@@ -6,12 +6,16 @@ programs that go through all of them.
 
 from rankgrad.surrogates.chen2019 import chen2019_loss
 from rankgrad.surrogates.fastap import fastap_loss, fastap_rank
+from rankgrad.surrogates.mohapatra2018 import mohapatra2018_loss
 from rankgrad.surrogates.smoothap import smoothap_loss, smoothap_rank
+from rankgrad.surrogates.yue2007 import yue2007_loss
 
 __all__ = [
     "chen2019_loss",
     "fastap_loss",
     "fastap_rank",
+    "mohapatra2018_loss",
     "smoothap_loss",
     "smoothap_rank",
+    "yue2007_loss",
 ]
