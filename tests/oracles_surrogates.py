@@ -164,3 +164,35 @@ def violation(order, s, r):
                 gradient[second] -= 2 / pairs
                 gradient[first] += 2 / pairs
     return value, gradient
+
+
+# ------------------------------------------------------------------------------------------ permutahedron
+
+
+def permutahedron_ranks(scores, mask=None, epsilon=1.0):
+    """Blondel et al., Prop. 3: sort, pool adjacent violators with a stack, unsort."""
+    s, _, index = kept(scores, scores, mask)
+    n = len(s)
+    order = sorted(range(n), key=lambda k: s[k])  # -s / epsilon, largest first
+    z = [-s[k] / epsilon for k in order]
+    blocks = []
+    for k in range(n):
+        blocks.append([z[k] - (n - k), 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] <= blocks[-1][0] / blocks[-1][1]:
+            total, size = blocks.pop()
+            blocks[-1][0] += total
+            blocks[-1][1] += size
+    fit = [total / size for total, size in blocks for _ in range(size)]
+    out = np.full(len(scores), n + 1.0)
+    for k in range(n):
+        out[index[order[k]]] = z[k] - fit[k]
+    return out
+
+
+def ap_of_soft_ranks(scores, relevance, ranks, mask=None):
+    """1 - mean of (exact rank among the relevant) / (soft rank)."""
+    relevant = [k for k in range(len(scores)) if relevance[k] and (mask is None or mask[k])]
+    if not relevant:
+        return 0.0
+    order = sorted(relevant, key=lambda k: (-scores[k], k))
+    return 1 - sum(own / ranks[k] for own, k in enumerate(order, start=1)) / len(relevant)

@@ -244,3 +244,110 @@ def test_smoothap_equals_pytorch_metric_learning():
     expected.backward()
     loss.backward()
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------ permutahedron
+
+
+@given(lists(), st.sampled_from([0.01, 0.3, 1.0, 10.0]))
+def test_permutahedron_is_its_definition(data, epsilon):
+    scores, _, mask = data
+    ranks = surrogates.permutahedron_rank(torch.from_numpy(scores), epsilon=epsilon, mask=as_torch(mask))
+    expected = [oracles.permutahedron_ranks(s, m, epsilon) for s, _, m in rows(*data)]
+    np.testing.assert_allclose(ranks.numpy(), expected, atol=1e-9)
+    loss = list_values(surrogates.permutahedron_loss, data, epsilon=epsilon)
+    by_hand = [oracles.ap_of_soft_ranks(s, r, t, m) for (s, r, m), t in zip(rows(*data), expected, strict=True)]
+    np.testing.assert_allclose(loss, by_hand, atol=1e-9)
+
+
+def test_permutahedron_rank_is_the_nearest_point():
+    """No vertex lies on the far side: (z - mu) . (vertex - mu) <= 0, and mu is majorised by (n, ..., 1)."""
+    for seed in range(20):
+        z = torch.randn(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+        mu = surrogates.permutahedron_rank(-z)
+        for vertex in itertools.permutations(range(1, 7)):
+            assert (z - mu) @ (torch.tensor(vertex, dtype=torch.float64) - mu) <= 1e-9
+        largest = mu.sort(descending=True).values.cumsum(0)
+        assert (largest <= torch.arange(6, 0, -1).cumsum(0) + torch.tensor(1e-9, dtype=torch.float64)).all()
+        assert math.isclose(mu.sum(), 21.0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000])
+@pytest.mark.parametrize("shape", ["noise", "ties", "walk", "cluster"])
+def test_isotonic_blocks_equal_scikit_learn(n, shape):
+    from sklearn.isotonic import isotonic_regression
+
+    from rankgrad.surrogates.permutahedron import _block_means, isotonic_blocks
+
+    rng = np.random.default_rng(n)
+    y = rng.normal(size=(3, n))
+    if shape == "ties":
+        y = y.round()
+    elif shape == "walk":
+        y = np.cumsum(y, axis=1)
+    elif shape == "cluster":  # slowly falling, then a long rise: pooled one item at a time by sequential merging
+        y = np.where(np.arange(n) < n // 2, -np.arange(n) * 1e-3, np.arange(n) - n // 2 + 0.0) + 0 * y
+    start, end = isotonic_blocks(torch.from_numpy(y))
+    fit = _block_means(torch.from_numpy(y), start, end).numpy()
+    expected = [isotonic_regression(row, increasing=False) for row in y]
+    np.testing.assert_allclose(fit, expected, atol=1e-9 * n)
+
+
+def test_permutahedron_from_hard_to_flat_and_with_huge_scores():
+    scores = torch.randn(5, 40, dtype=torch.float64)
+    hard = surrogates.permutahedron_rank(scores, epsilon=1e-6)
+    torch.testing.assert_close(hard, rankgrad.rank(scores, lam=1.0))
+    flat = surrogates.permutahedron_rank(scores, epsilon=1e9)
+    torch.testing.assert_close(flat, torch.full_like(flat, 20.5), atol=1e-6, rtol=0)
+    huge = surrogates.permutahedron_rank(torch.tensor([1e30, 0.3, 0.1, 1e30, -1e30]))
+    torch.testing.assert_close(huge, torch.tensor([1.5, 3.4, 3.6, 1.5, 5.0]))
+
+
+# ----------------------------------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize(
+    ("call", "kwargs"),
+    [
+        (surrogates.fastap_loss, {"bins": 7}),
+        (surrogates.smoothap_loss, {"temperature": 0.3}),
+        (surrogates.permutahedron_loss, {"epsilon": 0.5}),
+        (surrogates.yue2007_loss, {}),
+        (surrogates.mohapatra2018_loss, {}),
+    ],
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradcheck_of_losses(call, kwargs, reduction):
+    """All but Chen et al.'s, whose gradient is no derivative. A random point is inside a smooth piece."""
+    scores = (torch.rand(3, 9, dtype=torch.float64) * 1.8 - 0.9).requires_grad_()
+    relevance, mask = torch.rand(3, 9) < 0.4, torch.rand(3, 9) < 0.8
+    assert torch.autograd.gradcheck(
+        lambda x: call(x, relevance, mask=mask, reduction=reduction, **kwargs), scores, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "kwargs"),
+    [
+        (surrogates.fastap_rank, {"bins": 7}),
+        (surrogates.smoothap_rank, {"temperature": 0.3}),
+        (surrogates.permutahedron_rank, {"epsilon": 0.5}),
+    ],
+)
+def test_gradcheck_of_soft_ranks(call, kwargs):
+    scores = (torch.rand(3, 9, dtype=torch.float64) * 1.8 - 0.9).requires_grad_()
+    mask = torch.rand(3, 9) < 0.8
+    assert torch.autograd.gradcheck(lambda x: call(x, mask=mask, **kwargs), scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("call", [surrogates.chen2019_loss, surrogates.smoothap_loss, surrogates.yue2007_loss])
+def test_pairs_in_blocks_are_the_same(call, monkeypatch):
+    scores, relevance = torch.randn(3, 40, dtype=torch.float64), torch.rand(3, 40) < 0.4
+    kwargs = {"interpolated": True} if call is surrogates.chen2019_loss else {}
+    whole = value_and_grad(call, scores, relevance, **kwargs)
+    ranks = value_and_grad(lambda s, _: surrogates.smoothap_rank(s), scores, None, scores)
+    for pairs in (1, 3 * 40 * 5):
+        monkeypatch.setitem(_pairwise._PAIRS_AT_ONCE, "cpu", pairs)
+        torch.testing.assert_close(value_and_grad(call, scores, relevance, **kwargs), whole)
+        blocks = value_and_grad(lambda s, _: surrogates.smoothap_rank(s), scores, None, scores)
+        torch.testing.assert_close(blocks, ranks)

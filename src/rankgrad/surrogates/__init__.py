@@ -7,6 +7,7 @@ programs that go through all of them.
 from rankgrad.surrogates.chen2019 import chen2019_loss
 from rankgrad.surrogates.fastap import fastap_loss, fastap_rank
 from rankgrad.surrogates.mohapatra2018 import mohapatra2018_loss
+from rankgrad.surrogates.permutahedron import permutahedron_loss, permutahedron_rank
 from rankgrad.surrogates.smoothap import smoothap_loss, smoothap_rank
 from rankgrad.surrogates.yue2007 import yue2007_loss
 
@@ -15,6 +16,8 @@ __all__ = [
     "fastap_loss",
     "fastap_rank",
     "mohapatra2018_loss",
+    "permutahedron_loss",
+    "permutahedron_rank",
     "smoothap_loss",
     "smoothap_rank",
     "yue2007_loss",
