@@ -170,11 +170,11 @@ def violation(order, s, r):
 
 
 def permutahedron_ranks(scores, mask=None, epsilon=1.0):
-    """Blondel et al., Prop. 3: sort, pool adjacent violators with a stack, unsort."""
+    """Blondel et al., Prop. 3: sort, pool adjacent violators with a stack, unsort. In long double."""
     s, _, index = kept(scores, scores, mask)
     n = len(s)
     order = sorted(range(n), key=lambda k: s[k])  # -s / epsilon, largest first
-    z = [-s[k] / epsilon for k in order]
+    z = [np.longdouble(-s[k] / epsilon) for k in order]
     blocks = []
     for k in range(n):
         blocks.append([z[k] - (n - k), 1])

@@ -9,6 +9,7 @@ import torch
 
 import rankgrad
 from rankgrad.surrogates import sodeep
+from rankgrad.surrogates.sodeep import training
 
 QUICK = {"hidden": 16, "steps": 300, "batch_size": 64}
 
@@ -78,13 +79,17 @@ def test_synthetic_lists_are_of_many_kinds():
     assert 0.1 < short.double().mean() < 0.3
 
 
-def test_the_same_arguments_give_the_same_weights():
+def test_the_same_arguments_give_the_same_weights(monkeypatch):
+    seeds = []
+    real = training.synthetic_lists
+    monkeypatch.setattr(training, "synthetic_lists", lambda *a: seeds.append(a[-1].initial_seed()) or real(*a))
     torch.manual_seed(1)
     before = torch.get_rng_state()
     runs = [sodeep.train(4, hidden=5, steps=15, seed=seed).state_dict() for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
     assert not all(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
+    assert seeds == [0] * 30 + [1] * 15
 
 
 # -------------------------------------------------------------------------------------------------- files

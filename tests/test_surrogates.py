@@ -303,6 +303,13 @@ def test_permutahedron_from_hard_to_flat_and_with_huge_scores():
     torch.testing.assert_close(huge, torch.tensor([1.5, 3.4, 3.6, 1.5, 5.0]))
 
 
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant <= 52, reason="the oracle needs more than float64")
+def test_permutahedron_is_accurate_in_long_lists_of_many_blocks():
+    scores = np.random.default_rng(0).normal(size=30_000)
+    ranks = surrogates.permutahedron_rank(torch.from_numpy(scores), epsilon=1e-4)
+    np.testing.assert_allclose(ranks.numpy(), oracles.permutahedron_ranks(scores, epsilon=1e-4), rtol=0, atol=1e-9)
+
+
 # ----------------------------------------------------------------------------------------------- gradients
 
 

@@ -117,8 +117,9 @@ class _Projection(torch.autograd.Function):
         start, end = isotonic_blocks(_from_gaps(gap) + line)
         ctx.save_for_backward(order, start, end, here)
         inside = _from_gaps(gap.where(start[:, 1:] == start[:, :-1], 0))
-        inside = inside - inside.gather(-1, start)
-        ranks = inside - _block_means(inside, start, end) + count - (start + end - 1).double() / 2
+        for _ in range(2):  # the second time takes away what the first, of large sums, has rounded
+            inside = inside - _block_means(inside, start, end)
+        ranks = inside + count - (start + end - 1).double() / 2
         return torch.empty_like(z).scatter_(-1, order, ranks.where(here, 0))
 
     @staticmethod

@@ -112,7 +112,6 @@ class _SigmoidRank(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         scores, exists = ctx.saved_tensors
-        upstream = upstream.where(exists, 0)
         gradient = torch.empty_like(scores)
         for items in _blocks(scores):
             step = _steps(scores, exists, items, ctx.temperature)
@@ -120,7 +119,7 @@ class _SigmoidRank(torch.autograd.Function):
             # other.
             pull = upstream.unsqueeze(1) - upstream[:, items].unsqueeze(-1)
             gradient[:, items] = (step * (1 - step) * pull).sum(-1) / ctx.temperature
-        return gradient.where(exists, 0), None, None
+        return gradient, None, None
 
 
 def _blocks(scores: Tensor) -> list[slice]:
