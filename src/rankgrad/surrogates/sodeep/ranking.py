@@ -19,7 +19,8 @@ def sodeep_rank(scores: Tensor, *, sorter: Sorter, mask: Tensor | None = None) -
 
     Args:
         scores: ``[..., n]``, higher is better; n up to ``sorter.length``.
-        sorter: From :func:`train` or :func:`load`.
+        sorter: From :func:`train` or :func:`load`. Leave it in training mode (nothing in it depends on that): in
+            evaluation mode cuDNN has no backward pass for an LSTM.
         mask: bool, broadcast to ``scores``; items that do not exist tie behind all others, without gradient.
 
     Returns:

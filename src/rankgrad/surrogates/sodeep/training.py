@@ -75,7 +75,7 @@ def train(
         progress: Called with (step, mean error in ranks over the last steps) every 100 steps.
 
     Returns:
-        The sorter, in evaluation mode.
+        The sorter, its weights frozen.
 
     Example:
         >>> sorter = rankgrad.surrogates.sodeep.train(5, hidden=16, steps=20)
