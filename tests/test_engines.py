@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import rankgrad
-from cases import DTYPES, FORMS, KINDS, SHARES, assert_equal_to_reference, assert_steps_equal_to_reference, make
 from rankgrad.engine import cpu, dispatch, stepwise, stream
+
+from cases import DTYPES, FORMS, KINDS, SHARES, assert_equal_to_reference, assert_steps_equal_to_reference, make
 
 
 class _Stream:

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import rankgrad
+from rankgrad.engine import cuda, dense, dispatch
+
 from cases import (
     DTYPES,
     FORMS,
@@ -15,7 +17,6 @@ from cases import (
     assert_steps_equal_to_reference,
     make,
 )
-from rankgrad.engine import cuda, dense, dispatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 SHAPES = {

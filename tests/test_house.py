@@ -17,6 +17,7 @@ FLOORS = [
     "engine",
     "ranking metrics memory pairs",
     "losses",
+    "surrogates",
     "training",
     "retrieval bench",
     "recipes",

@@ -8,8 +8,9 @@ import os
 import pytest
 import torch
 
-from cases import DTYPES, FORMS, KINDS, assert_equal_to_reference, assert_steps_equal_to_reference, make
 from rankgrad.engine import cuda
+
+from cases import DTYPES, FORMS, KINDS, assert_equal_to_reference, assert_steps_equal_to_reference, make
 
 pytest.importorskip("triton")
 pytestmark = [

@@ -101,10 +101,26 @@ def _number(name: str, value: Any) -> float:
 
 
 def lam(value: Any) -> float:
-    """Require an interpolation strength: finite, > 0, and no so small that its inverse is not a float32."""
+    """Require an interpolation strength: finite, > 0, and not so small that its inverse is no float32."""
     number = _number("lam", value)
     if not 1e-30 <= number < math.inf:  # plain comparisons: torch.compile can trace them for a changing lam
         raise fail("lam", "a finite number > 0 (and >= 1e-30)", value)
+    return number
+
+
+def finite(name: str, value: Any) -> float:
+    """Require a finite number."""
+    number = _number(name, value)
+    if not -math.inf < number < math.inf:
+        raise fail(name, "a finite number", value)
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    """Require a finite number > 0."""
+    number = _number(name, value)
+    if not 0 < number < math.inf:
+        raise fail(name, "a finite number > 0", value)
     return number
 
 

@@ -1,0 +1,69 @@
+"""Sorters as files."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rankgrad.surrogates.sodeep.networks import ARCHITECTURES, Sorter
+
+#: The key of our JSON among the file's metadata.
+_KEY = "rankgrad.sodeep"
+
+
+def save(sorter: Sorter, path: str | os.PathLike[str], *, recipe: dict[str, Any] | None = None) -> None:
+    """Save a sorter as safetensors, with its sizes and the recipe it was made by. Needs ``safetensors``.
+
+    The file appears complete or not at all: it is written beside its place and then renamed.
+    """
+    from safetensors.torch import save as to_bytes
+
+    path = Path(path)
+    about = {
+        "architecture": next(name for name, kind in ARCHITECTURES.items() if type(sorter) is kind),
+        "length": sorter.length,
+        "hidden": sorter.hidden,
+        "layers": sorter.layers,
+        "recipe": recipe,
+    }
+    weights = {name: weight.detach().cpu().contiguous() for name, weight in sorter.state_dict().items()}
+    content = to_bytes(weights, metadata={_KEY: json.dumps(about)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".unfinished")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str]) -> Sorter:
+    """A sorter saved by :func:`save` or by ``train(..., out=path)``, frozen. Needs ``safetensors``."""
+    return read(path)[0]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Sorter, dict[str, Any] | None]:
+    """A sorter and the recipe it was made by."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"path: expected a safetensors file, received {os.fspath(path)!r} ({error})") from None
+    if _KEY not in metadata:
+        raise ValueError(
+            f"path: expected a sorter saved by rankgrad, received {os.fspath(path)!r} without its sizes"
+        )
+    about = json.loads(metadata[_KEY])
+    sorter = ARCHITECTURES[about["architecture"]](about["length"], hidden=about["hidden"], layers=about["layers"])
+    sorter.load_state_dict(weights)
+    return sorter.requires_grad_(False), about["recipe"]
