@@ -133,7 +133,7 @@ class _BoundGradient(torch.autograd.Function):
 
 def bind_gradient(scores: Tensor, losses: Tensor, gradient: Tensor) -> Tensor:
     """``losses [lists]`` whose gradient with respect to ``scores [lists, n]`` is the given one, times upstream."""
-    bound: Tensor = _BoundGradient.apply(scores, losses, gradient)  # type: ignore[no-untyped-call]
+    bound: Tensor = _BoundGradient.apply(scores, losses, gradient)
     return bound
 
 

@@ -102,7 +102,7 @@ def fastap_rank(
     lists = read_scores(scores, mask)
     place = _places(lists, bins, score_range)
     upto = _histogram(place, lists.exists.to(place.dtype).unsqueeze(0), bins)[0].cumsum(-1)
-    ranks: Tensor = _Interpolation.apply(place, upto)  # type: ignore[no-untyped-call]
+    ranks: Tensor = _Interpolation.apply(place, upto)
     return lists.ranks(ranks)
 
 
@@ -118,7 +118,7 @@ def _places(lists: Lists, bins: int, score_range: tuple[float, float]) -> Tensor
 
 
 def _histogram(place: Tensor, weights: Tensor, bins: int) -> Tensor:
-    histogram: Tensor = _Histogram.apply(place, weights, bins)  # type: ignore[no-untyped-call]
+    histogram: Tensor = _Histogram.apply(place, weights, bins)
     return histogram
 
 

@@ -93,7 +93,7 @@ def _soft_ranks(scores: Tensor, exists: Tensor, epsilon: float) -> Tensor:
     epsilon = _check.positive("epsilon", epsilon)
     if scores.numel() == 0:
         return scores
-    ranks: Tensor = _Projection.apply(-scores.double() / epsilon, exists)  # type: ignore[no-untyped-call]
+    ranks: Tensor = _Projection.apply(-scores.double() / epsilon, exists)
     return ranks.to(scores.dtype)
 
 

@@ -93,7 +93,7 @@ def smoothap_rank(scores: Tensor, *, temperature: float = 0.01, mask: Tensor | N
     """
     lists = read_scores(scores, mask)
     temperature = _check.positive("temperature", temperature)
-    ranks: Tensor = _SigmoidRank.apply(lists.scores, lists.exists, temperature)  # type: ignore[no-untyped-call]
+    ranks: Tensor = _SigmoidRank.apply(lists.scores, lists.exists, temperature)
     return lists.ranks(ranks)
 
 
