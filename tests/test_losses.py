@@ -394,3 +394,104 @@ def test_same_input_same_output_bit_for_bit():
     for loss, grad in runs[1:]:
         assert torch.equal(loss, runs[0][0])
         assert torch.equal(grad, runs[0][1])
+
+
+def test_gradients_move_with_permutation_and_shift():
+    """Full gradients, on scores without ties, where the order of the items in memory cannot matter."""
+    rng = np.random.default_rng(0)
+    scores = rng.permutation(400).reshape(4, 100) / 64.0  # a grid on which shifts are exact
+    relevance = rng.random((4, 100)) < 0.2
+    order = rng.permutation(100)
+    for form in ("ap", "log", "loglog", WEIGHTS):
+        _, grad = value_and_grad(form, torch.from_numpy(scores), torch.from_numpy(relevance), lam=50.0)
+        _, moved = value_and_grad(
+            form, torch.from_numpy(scores[:, order]), torch.from_numpy(relevance[:, order]), lam=50.0
+        )
+        assert torch.equal(moved, grad[:, order])
+        _, shifted = value_and_grad(form, torch.from_numpy(scores + 2.0), torch.from_numpy(relevance), lam=50.0)
+        torch.testing.assert_close(shifted, grad, rtol=0, atol=1e-3)
+        assert grad.abs().sum() > 0
+
+
+def test_gradient_is_that_of_the_interpolation_for_the_losses_too():
+    """Finite differences of f_lambda (SPEC 1) with g the loss's slopes, on whole ranks."""
+    rng = np.random.default_rng(3)
+    checked = 0
+    for _ in range(20):
+        n, lam = 8, 4.0
+        y, relevance = rng.normal(size=n), rng.random(n) < 0.4
+        if not relevance.any():
+            continue
+        x = torch.from_numpy(y).requires_grad_()
+        rankgrad.average_precision_loss(x, torch.from_numpy(relevance), lam=lam).backward()
+        exists = np.ones(n, bool)
+        g = np.zeros(n)
+        for i in np.flatnonzero(relevance):
+            g[i] = oracles.item_value("ap", *oracles.standing(y, relevance, exists, i))[1] / relevance.sum()
+        for i in range(n):
+            e = 1e-6 * np.eye(n)[i]
+            near = [oracles.ranks(v + d) for v in (y, y + lam * n * g) for d in (e, -e)]
+            if np.array_equal(near[0], near[1]) and np.array_equal(near[2], near[3]):
+                slope = oracles.interpolation(y + e, g, lam * n) - oracles.interpolation(y - e, g, lam * n)
+                assert math.isclose(slope / 2e-6, x.grad[i].item(), abs_tol=1e-5)
+                checked += 1
+    assert checked > 80
+
+
+def test_weights_have_no_slope_beyond_their_end():
+    """20 irrelevant items above: passing one gains nothing when only the first four places are weighted."""
+    scores, relevance = torch.arange(21.0).flip(0), torch.zeros(21, dtype=torch.bool)
+    relevance[20] = True
+    _, grad = value_and_grad(WEIGHTS, scores, relevance, lam=100.0)
+    assert (grad == 0).all()
+
+
+def test_the_step_is_computed_in_float64_and_rounded_once():
+    """A case where float32 arithmetic would land on the other side of a score."""
+    found = 0
+    for seed in range(60):
+        g = torch.Generator().manual_seed(seed)
+        scores, relevance = torch.randn(1, 3000, generator=g), torch.rand(1, 3000, generator=g) < 0.02
+        changes = oracles_steps(scores[0], relevance[0])
+        in_single = oracles_steps(scores[0], relevance[0], single=True)
+        found += int((changes != in_single).any())
+        _, grad = value_and_grad("log_ap", scores, relevance, lam=0.37)
+        moved = (grad[0].double() * 0.37 * 3000).round()
+        own = scores[0][relevance[0]]
+        others = scores[0][~relevance[0]]
+        expected = (changes[:, None] > others).sum(0) - (own[:, None] > others).sum(0)
+        assert torch.equal(moved[~relevance[0]].long(), expected)
+    assert found > 0
+
+
+def oracles_steps(scores, relevance, single=False):
+    """Moved scores of the relevant items, log AP, lam 0.37: steps in float64, or wrongly in float32."""
+    own, others = scores[relevance], scores[~relevance]
+    p, n = len(own), len(scores)
+    c = (others[None] >= own[:, None]).sum(1)
+    rank = c + (own[None] > own[:, None]).sum(1) + 1
+    dtype = torch.float32 if single else torch.float64
+    step = torch.tensor(0.37 * n, dtype=dtype) / p * (1 / rank.to(dtype))
+    return own + step.float()
+
+
+def test_relevance_behind_the_mask_may_be_anything_and_may_need_a_gradient():
+    scores = torch.randn(6, requires_grad=True)
+    relevance = torch.tensor([1, -1, 0, 1, -1, 0])
+    masked = rankgrad.average_precision_loss(scores, relevance, lam=1.0, mask=relevance >= 0)
+    expected = rankgrad.average_precision_loss(scores[relevance >= 0], relevance[relevance >= 0], lam=1.0)
+    assert masked == expected
+    soft = (relevance == 1).float().requires_grad_()
+    rankgrad.average_precision_loss(scores, soft, lam=1.0).backward()
+    assert soft.grad is None
+
+
+def test_a_weight_without_a_slope_gives_no_harmless_looking_gradient():
+    scores, relevance = torch.randn(2, 9, requires_grad=True), torch.rand(2, 9) < 0.5
+    relevance[:, scores.argmax(-1)] = True  # something has c = 0, where this W has slope 0/0
+    loss = rankgrad.recall_loss(
+        scores, relevance, lam=1.0, weight=lambda c: torch.where(c > 0, c.log() + 1, 0 * c)
+    )
+    loss.backward()
+    assert loss.isnan()
+    assert scores.grad.isnan().any()

@@ -250,3 +250,60 @@ def test_normalised_once_in_float32_under_autocast():
     pairs = rankgrad.retrieval_pairs(embeddings.bfloat16(), labels)
     assert pairs.scores.dtype == torch.float32
     assert len(pairs.scores.unique()) > 1500
+
+
+def test_class_ranking_memory_fills_only_while_training():
+    loss = rankgrad.ClassRankingLoss(memory=2).eval()
+    loss(torch.randn(5, 3), torch.rand(5, 3) < 0.5)
+    assert loss.memory.rows == 0
+    loss.train()
+    loss(torch.randn(5, 3), torch.rand(5, 3) < 0.5)
+    assert loss.memory.rows > 0
+    loss.reset()
+    assert loss.memory.rows == 0
+    assert loss.memory.position.item() == 0
+
+
+def test_candidates_are_a_copy():
+    memory = rankgrad.EmbeddingMemory(1)
+    memory.push(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64))
+    embeddings, _, _ = memory.candidates()
+    memory.push(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
+    assert (embeddings == 1).all()
+
+
+def test_a_batch_with_nan_does_not_come_back():
+    loss = rankgrad.RecallLoss(memory=2)
+    embeddings, labels = batch(dtype=torch.float32)
+    bad = embeddings.clone()
+    bad[3] = torch.nan
+    loss.memory.push(bad, labels)
+    assert loss.memory.valid.sum() == 11
+    x = embeddings.requires_grad_()
+    loss(x, labels).backward()
+    assert x.grad.isfinite().all()
+    scores = rankgrad.ScoreMemory(1)
+    scores.push(torch.tensor([[0.5, torch.nan]]), torch.zeros(1, 2))
+    assert scores.candidates()[2].tolist() == [[True, False]]
+
+
+def test_inference_mode_between_training_steps():
+    loss = rankgrad.RecallLoss(memory=1)
+    embeddings, labels = batch(dtype=torch.float32)
+    with torch.inference_mode():
+        loss(embeddings, labels)
+    loss(embeddings.clone().requires_grad_(), labels).backward()
+
+
+def test_bf16_embeddings_are_normalised_in_float32():
+    embeddings, labels = batch(32, 16, dtype=torch.float32)
+    low = embeddings.bfloat16()
+    pairs = rankgrad.retrieval_pairs(low, labels)
+    assert torch.equal(pairs.scores, rankgrad.retrieval_pairs(low.float(), labels).scores)
+
+
+def test_labels_of_another_integer_type_do_not_wrap():
+    loss = rankgrad.RecallLoss(memory=1, margin=0.0)
+    embeddings, _ = batch(4, dtype=torch.float32)
+    loss(embeddings, torch.tensor([256, 257, 258, 259]))
+    assert loss(embeddings, torch.tensor([0, 1, 2, 3], dtype=torch.uint8)) == 0  # nobody has a partner

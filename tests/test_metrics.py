@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rankgrad
 from rankgrad import metrics
 
 import oracles
@@ -110,3 +111,24 @@ def test_empty(shape):
     assert metrics.recall_at_k(scores, relevance, k=1) == 0
     assert metrics.ndcg(scores, relevance) == 0
     assert metrics.spearman(scores, scores) == 0
+
+
+def test_means_are_over_the_lists_that_count():
+    scores = torch.randn(3, 5, dtype=torch.float64)
+    grades = torch.tensor([[0, 1, 2, 0, 0], [0, 0, 0, 0, 0], [3, 0, 0, 0, 1]])
+    each = metrics.ndcg(scores, grades, reduction="none")
+    assert math.isclose(metrics.ndcg(scores, grades), each[[0, 2]].mean())
+    mask = torch.tensor([[True] * 5, [True] + [False] * 4, [True] * 5])
+    each = metrics.spearman(scores, grades, mask=mask, reduction="none")
+    assert math.isclose(metrics.spearman(scores, grades, mask=mask), each[[0, 2]].mean())
+    per_class = metrics.mean_average_precision(scores, grades > 0, reduction="none")
+    assert per_class.shape == (5,)
+
+
+def test_a_negative_grade_is_no_grade():
+    assert metrics.ndcg(torch.randn(3), torch.tensor([-1.0, 1.0, 2.0])).isnan()
+    scores = torch.randn(3, requires_grad=True)
+    loss = rankgrad.ndcg_loss(scores, torch.tensor([-1.0, 1.0, 2.0]), lam=1.0)
+    loss.backward()
+    assert loss.isnan()
+    assert scores.grad.isnan().all()

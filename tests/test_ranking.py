@@ -291,3 +291,98 @@ def test_training_with_ndcg_and_spearman_gets_better():
             loss_of(scores).backward()
             optimizer.step()
         assert loss_of(scores).item() < share * first
+
+
+def test_normalize_counts_existing_items_and_the_mask_moves_with_dim():
+    scores = torch.randn(6, 4, dtype=torch.float64)
+    mask = torch.rand(6, 4) < 0.7
+    mask[0] = True
+    by_column = rankgrad.rank(scores, lam=1.0, dim=0, mask=mask, normalize=True)
+    for column in range(4):
+        expected = oracles.ranks(scores[:, column].numpy(), mask=mask[:, column].numpy())
+        np.testing.assert_allclose(by_column[:, column], expected / mask[:, column].sum().item())
+
+
+@pytest.mark.parametrize("ties", TIES)
+def test_rank_loss_ranks_again_with_the_same_ties(ties):
+    scores = torch.randn(3, 9, dtype=torch.float64).round(decimals=0)
+    x = scores.clone().requires_grad_()
+    rankgrad.rank_loss(lambda r: (r * torch.arange(9)).sum(-1), x, lam=0.5, ties=ties).backward()
+    for k in range(3):
+        expected = oracles.rank_gradient(scores[k].numpy(), np.arange(9) / 3, 0.5, ties)
+        np.testing.assert_allclose(x.grad[k].numpy(), expected, rtol=1e-12)
+
+
+def test_rank_loss_parameters_with_sum_and_with_scores_that_need_no_gradient():
+    scores = torch.randn(3, 6)
+    for reduction, factor in (("mean", 1 / 3), ("sum", 1.0)):
+        weights = torch.randn(6, requires_grad=True)
+        rankgrad.rank_loss(lambda r, w=weights: (r * w).sum(-1), scores, lam=1.0, reduction=reduction).backward()
+        torch.testing.assert_close(weights.grad, factor * rankgrad.rank(scores, lam=1.0).sum(0))
+
+
+@given(lists(max_items=7))
+def test_spearman_loss_equals_its_formula_masked_and_tied(data):
+    """Value and gradient from the oracle's ranks; lists of one item do not count."""
+    scores, _, mask = data
+    exists = np.ones(scores.shape, bool) if mask is None else mask
+    target = np.stack(
+        [
+            oracles.ranks(np.random.default_rng(k).normal(size=len(s)), mask=m)
+            for k, (s, m) in enumerate(zip(scores, exists, strict=True))
+        ]
+    )
+    x = torch.from_numpy(scores).requires_grad_()
+    loss = rankgrad.spearman_loss(x, torch.from_numpy(target), lam=3.0, mask=torch.from_numpy(exists))
+    loss.backward()
+    counting = [k for k in range(len(scores)) if exists[k].sum() > 1]
+    total = 0.0
+    for k in range(len(scores)):
+        n = exists[k].sum()
+        if k not in counting:
+            assert (x.grad[k] == 0).all()
+            continue
+        ranks = oracles.ranks(scores[k], "average", exists[k])
+        distance = np.where(exists[k], ranks - target[k], 0)
+        total += 6 * (distance**2).sum() / (n * (n * n - 1))
+        g = 12 * distance / (n * (n * n - 1)) / len(counting)
+        expected = oracles.rank_gradient(scores[k], g, 3.0, "average", exists[k])
+        np.testing.assert_allclose(x.grad[k].numpy(), expected, rtol=1e-9, atol=1e-12)
+    assert math.isclose(loss.item(), total / max(len(counting), 1), abs_tol=1e-12)
+
+
+def test_spearman_loss_counts_items_exactly_in_half_precision():
+    scores, target = torch.randn(301).bfloat16(), torch.randperm(301) + 1
+    full = rankgrad.spearman_loss(scores.float(), target, lam=1.0)
+    torch.testing.assert_close(rankgrad.spearman_loss(scores, target, lam=1.0), full)
+
+
+def test_ndcg_gradient_equals_algorithm_1_on_its_own_slopes():
+    rng = np.random.default_rng(5)
+    scores, grades = rng.normal(size=(2, 8)), rng.integers(0, 4, (2, 8))
+    x = torch.from_numpy(scores).requires_grad_()
+    rankgrad.ndcg_loss(x, torch.from_numpy(grades), lam=300.0).backward()
+    for k in range(2):
+        ranks = oracles.ranks(scores[k])
+        ideal = sum(g / math.log2(1 + i) for i, g in enumerate(sorted(grades[k], reverse=True), start=1))
+        slope = grades[k] / ((1 + ranks) * np.log(2) * np.log2(1 + ranks) ** 2) / ideal / 2
+        np.testing.assert_allclose(x.grad[k].numpy(), oracles.rank_gradient(scores[k], slope, 300.0), rtol=1e-9)
+    assert x.grad.abs().sum() > 0
+
+
+def test_blackbox_takes_solvers_that_return_integers_or_write_and_refuses_second_derivatives():
+    costs = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
+
+    def spoiling(y):
+        order = torch.argsort(torch.argsort(-y)) + 1
+        y.zero_()
+        return order  # int64
+
+    ranks = rankgrad.blackbox(spoiling, lam=2.0)(costs)
+    assert ranks.dtype == torch.float32
+    (grad,) = torch.autograd.grad(ranks[0], costs, create_graph=True)
+    assert costs.tolist() == [3.0, 1.0, 2.0]
+    with pytest.raises(RuntimeError):
+        grad.sum().backward()
+    with pytest.raises(TypeError, match="solver: expected to return a tensor"):
+        rankgrad.blackbox(lambda y: y.numpy(), lam=1.0)(costs)

@@ -61,7 +61,7 @@ def test_compile_with_inductor():
 def test_compiled_module_with_memory():
     torch._dynamo.reset()
     eager, compiled = rankgrad.RecallLoss(memory=2), rankgrad.RecallLoss(memory=2)
-    run = torch.compile(compiled, backend="aot_eager")
+    run = torch.compile(compiled, backend="aot_eager", fullgraph=True)
     for step in range(5):
         torch.manual_seed(step)
         embeddings, labels = torch.randn(8, 4), torch.randint(3, (8,))
@@ -89,6 +89,32 @@ def test_vmap_is_a_loop_of_calls(name):
     (looped * upstream).sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
     assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["rank", "ap", "recall callable", "rank_loss"])
+def test_vmap_without_gradient_and_of_nothing(name):
+    with torch.no_grad():
+        mapped = torch.func.vmap(FUNCTIONS[name])(SCORES, RELEVANCE, MASK)
+        looped = torch.stack([FUNCTIONS[name](SCORES[k], RELEVANCE[k], MASK[k]) for k in range(4)])
+    torch.testing.assert_close(mapped, looped)
+    empty = torch.zeros(4, 3, 0)
+    torch.func.vmap(lambda s, r, m: rankgrad.average_precision_loss(s, r, lam=1.0, mask=m))(
+        empty, empty, empty > 0
+    )
+
+
+def test_compile_with_a_changing_lam_and_dynamic_shapes():
+    torch._dynamo.reset()
+
+    def fn(s, r, lam):
+        return rankgrad.average_precision_loss(s, r, lam=lam, margin=0.1)
+
+    run = torch.compile(fn, fullgraph=True, dynamic=True, backend="aot_eager")
+    for lam in (7.0, 8.5, 70.0):
+        a, b = SCORES.clone().requires_grad_(), SCORES.clone().requires_grad_()
+        fn(a, RELEVANCE, lam).backward()
+        run(b, RELEVANCE, lam).backward()
+        assert torch.equal(a.grad, b.grad)
 
 
 def test_vmap_over_scores_only_and_nested():

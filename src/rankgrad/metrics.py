@@ -171,7 +171,7 @@ def ndcg(
     ranks = _ranks(scores.gather(-1, order), exists, "ordinal")
     places = ranks.nan_to_num(1).long() - 1
     value = (gains.gather(-1, order) * discount[places]).sum(-1) + 0 * ranks.sum(-1)
-    return _reduce(value / ideal.where(ideal > 0, 1), ideal > 0, reduction).to(compute_dtype(scores.dtype))
+    return _reduce(value / ideal.where(ideal != 0, 1), ideal != 0, reduction).to(compute_dtype(scores.dtype))
 
 
 def spearman(scores: Tensor, target: Tensor, *, mask: Tensor | None = None, reduction: str = "mean") -> Tensor:

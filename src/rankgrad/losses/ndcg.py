@@ -53,8 +53,8 @@ def ndcg_loss(
     gains = gains.gather(-1, order)
     exists = torch.ones_like(order, dtype=torch.bool) if mask is None else mask.gather(-1, order)
     # A list without any gain has no NDCG: leave it out by leaving out its items.
-    exists = exists & (ideal > 0).unsqueeze(-1)
-    ideal = ideal.where(ideal > 0, 1)
+    exists = exists & (ideal != 0).unsqueeze(-1)
+    ideal = ideal.where(ideal != 0, 1)
 
     def one_minus_ndcg(ranks: Tensor) -> Tensor:
         return 1 - (gains / torch.log2(1 + ranks.double())).sum(-1) / ideal

@@ -78,7 +78,8 @@ def hinge_losses(lists: Lists, slots: int, inference: Inference) -> Tensor:
     relevant = relevant_slots(lists, slots)
     relevant = relevant._replace(scores=relevant.scores.double())
     irrelevant = lists.exists & ~lists.relevant
-    count, rest = lists.relevant.sum(-1), irrelevant.sum(-1)
+    # A list with more relevant items than the hint has room for is NaN in the end, but must not reach beyond it.
+    count, rest = lists.relevant.sum(-1).clamp(max=slots), irrelevant.sum(-1)
     problem = Problem(scores, relevant, count, irrelevant, rest, _fixed_point(lists, scores, count, rest))
     first = inference(problem)
 
