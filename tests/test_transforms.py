@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rankgrad
-from rankgrad.engine import ops
+from rankgrad.engine import ops, rank_ops
 
 SCORES = torch.randn(4, 3, 11, generator=torch.Generator().manual_seed(0))
 RELEVANCE = torch.rand(4, 3, 11, generator=torch.Generator().manual_seed(1)) < 0.3
@@ -157,11 +157,11 @@ def op_calls():
     above, position, _, _ = ops.relevant_ranks(x, RELEVANCE, MASK, 0.1, False)
     steps = torch.rand(above.shape)
     return {
-        "ranks": (ops.ranks, (x[0], exists, "average")),
-        "rank": (ops.rank, (rows, exists, 0.7, "ordinal")),
+        "ranks": (rank_ops.ranks, (x[0], exists, "average")),
+        "rank": (rank_ops.rank, (rows, exists, 0.7, "ordinal")),
         "rank_backward": (
-            ops.rank_backward,
-            (torch.randn(3, 11), x[0], ops.ranks(x[0], None, "min"), None, 0.7, "min"),
+            rank_ops.rank_backward,
+            (torch.randn(3, 11), x[0], rank_ops.ranks(x[0], None, "min"), None, 0.7, "min"),
         ),
         "relevant_ranks": (ops.relevant_ranks, (x, RELEVANCE, MASK, 0.1, False)),
         "rank_changes": (ops.rank_changes, (x, RELEVANCE, None, 0.1, position, steps)),

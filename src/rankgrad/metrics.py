@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.engine import forms, ops
+from rankgrad.engine import forms, ops, rank_ops
 from rankgrad.engine.precision import compute_dtype
 
 GAINS = ("linear", "exponential")
@@ -202,5 +202,5 @@ def spearman(scores: Tensor, target: Tensor, *, mask: Tensor | None = None, redu
 def _ranks(scores: Tensor, exists: Tensor | None, ties: str) -> Tensor:
     shape = (math.prod(scores.shape[:-1]), scores.shape[-1])
     mask = None if exists is None else exists.reshape(shape)
-    ranks: Tensor = ops.ranks(scores.reshape(shape), mask, ties)
+    ranks: Tensor = rank_ops.ranks(scores.reshape(shape), mask, ties)
     return ranks.reshape(scores.shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rankgrad import _check
-from rankgrad.engine import ops
+from rankgrad.engine import ops, rank_ops
 from rankgrad.engine.precision import compute_dtype
 
 _LONGEST_CUDA_SORT = 2**31 - 1
@@ -80,7 +80,7 @@ def rank(
         raise _check.fail("dim", f"a dimension of scores (it has {scores.ndim})", dim)
     moved = scores.movedim(dim, -1)
     where = None if mask is None else mask.movedim(dim, -1)
-    out: Tensor = ops.rank(
+    out: Tensor = rank_ops.rank(
         _as_lists("scores", moved), None if where is None else _as_lists("mask", where), lam, ties
     ).reshape(moved.shape)
     if normalize:
@@ -197,7 +197,7 @@ def rank_loss(
 
     rows = _as_lists("scores", scores)
     exists = None if mask is None else _as_lists("mask", mask)
-    before = ops.ranks(rows.detach(), exists, ties)
+    before = rank_ops.ranks(rows.detach(), exists, ties)
     if exists is None:
         items = before.new_full(rows.shape[:1], rows.shape[-1], dtype=torch.int64)
     else:
@@ -238,6 +238,6 @@ def _rank_changes(
     if exists is not None:
         step = step.where(exists, 0)
     moved = scores.to(dtype) + step
-    changes: Tensor = ops.ranks(moved.nan_to_num(0.0, torch.inf, -torch.inf), exists, ties) - before
+    changes: Tensor = rank_ops.ranks(moved.nan_to_num(0.0, torch.inf, -torch.inf), exists, ties) - before
     changes = changes if exists is None else changes.where(exists, 0)
     return changes.masked_fill(moved.isnan().any(-1, keepdim=True), torch.nan)  # fn has no slope there

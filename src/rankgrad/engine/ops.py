@@ -1,56 +1,21 @@
-"""The engines as ``torch.library`` ops: opaque to torch.compile, with fake kernels, vmap and autograd.
+"""The engines as ops of torch: opaque to torch.compile, with fake kernels, vmap and autograd.
 
 Lists come as ``[calls, lists, n]``: one call is one evaluation of a loss with its own number L of lists
 that count. A plain call has ``calls = 1``; vmap makes each of its elements a call.
-
-Scores are checked for NaN in here, so that the check holds under torch.compile and vmap as well.
 """
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankgrad.engine import cuda
 from rankgrad.engine.dispatch import engine_for
-from rankgrad.engine.precision import compute_dtype, count_dtype, rank_dtype
-from rankgrad.engine.ranker import exact_ranks
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _op(fn: Callable[..., Any]) -> Any:
-    """Make ``torch.ops.rankgrad.<name>`` of a function.
-
-    What torch.library.custom_op does, without its check of every call for outputs that alias inputs, which
-    costs more than the launches of a small loss (0.2 ms a call).
-    """
-    name = f"rankgrad::{fn.__name__}"
-    torch.library.define(name, torch.library.infer_schema(fn, mutates_args=()))
-    torch.library.impl(name, "default")(fn)
-    return getattr(torch.ops.rankgrad, fn.__name__).default
-
-
-def _fake_of(name: str) -> Callable[[_F], _F]:
-    """Register the shapes and dtypes an op returns."""
-    register: Callable[[_F], _F] = torch.library.register_fake(f"rankgrad::{name}")
-    return register
-
+from rankgrad.engine.precision import compute_dtype, count_dtype
+from rankgrad.engine.registration import check_nan, fake_of, op, vmap_over_calls, waits_for_checks
 
 # ---------------------------------------------------------------------------- reading the arguments
-
-
-def _waits_for_checks(scores: Tensor, check_finite: bool) -> bool:
-    """Values are checked on the CPU always, elsewhere (where it waits for the device) if asked to."""
-    return check_finite or scores.device.type == "cpu"
-
-
-def _check_nan(per_list: Tensor) -> None:
-    """The engines mark lists whose scores have a NaN among existing items."""
-    if bool(per_list.isnan().any()):
-        raise ValueError("scores: expected no NaN, received some (in scores or the embeddings they come from)")
 
 
 def _as_bool(relevance: Tensor, mask: Tensor | None, check_values: bool) -> Tensor:
@@ -73,115 +38,10 @@ def _check_hint(relevant: Tensor, mask: Tensor | None, max_relevant: int | None)
             )
 
 
-# ------------------------------------------------------------------------------------- vmap, shared
-
-
-def _fold(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
-    """Merge the batch dimension of vmap into the first dimension of every tensor argument."""
-    folded = []
-    for arg, dim in zip(args, in_dims, strict=True):
-        if isinstance(arg, Tensor):
-            batched = arg.unsqueeze(0).expand(info.batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-            arg = batched.reshape(batched.shape[0] * batched.shape[1], *batched.shape[2:])
-        folded.append(arg)
-    return folded
-
-
-def _unfold(info: Any, out: Tensor) -> Tensor:
-    return out.reshape(info.batch_size, out.shape[0] // info.batch_size, *out.shape[1:])
-
-
-def _vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Callable[..., Any]:
-    """A vmap rule that makes each element of the batch its own call.
-
-    ``whole`` are the positions of tensor arguments that belong to all calls and cannot be batched.
-    """
-
-    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
-        for at in whole:
-            if in_dims[at] is not None:
-                raise ValueError("weight: expected the same weights for every element of torch.vmap")
-        kept = {at: args[at] for at in whole}
-        folded = _fold(info, in_dims, [None if at in kept else arg for at, arg in enumerate(args)])
-        out = op(*[kept.get(at, arg) for at, arg in enumerate(folded)])
-        if isinstance(out, Tensor):
-            return _unfold(info, out), 0
-        return tuple(_unfold(info, one) for one in out), (0,) * len(out)
-
-    return rule
-
-
-# ------------------------------------------------------------------------------------- whole ranks
-
-
-@_op
-def ranks(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
-    """Exact ranks of ``[lists, n]`` scores, not differentiable. On a GPU a list with a NaN ranks NaN."""
-    nan = scores.isnan() if mask is None else scores.isnan() & mask
-    out = exact_ranks(scores, mask, ties)
-    out.masked_fill_(nan.any(-1, keepdim=True), torch.nan)
-    if _waits_for_checks(scores, check_finite=False):
-        _check_nan(out)
-    return out
-
-
-@_fake_of("ranks")
-def _(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
-    return scores.new_empty(scores.shape, dtype=rank_dtype(scores))
-
-
-torch.library.register_vmap("rankgrad::ranks", _vmap_over_calls(ranks))
-
-
-@_op
-def rank(scores: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
-    """Exact ranks of ``[lists, n]`` scores, differentiable by Algorithm 1."""
-    out: Tensor = ranks(scores, mask, ties)
-    return out
-
-
-@_fake_of("rank")
-def _(scores: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
-    return scores.new_empty(scores.shape, dtype=rank_dtype(scores))
-
-
-@_op
-def rank_backward(
-    grad: Tensor, scores: Tensor, rank: Tensor, mask: Tensor | None, lam: float, ties: str
-) -> Tensor:
-    """Algorithm 1: rank again at ``scores + lam n grad``. A non-finite gradient stays non-finite."""
-    dtype = compute_dtype(scores.dtype)
-    exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-    lam_eff = lam * exists.sum(-1, keepdim=True).clamp(min=1).double()
-    grad = grad.masked_fill(~exists, 0)
-    moved = exact_ranks(scores.to(dtype) + (lam_eff * grad.double()).to(dtype), mask, ties)
-    out = ((moved - rank).masked_fill_(~exists, 0) / lam_eff.to(moved.dtype)).to(scores.dtype)
-    return out.masked_fill_(~grad.isfinite().all(-1, keepdim=True), torch.nan)
-
-
-@_fake_of("rank_backward")
-def _(grad: Tensor, scores: Tensor, rank: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-def _rank_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    scores, mask, ctx.lam, ctx.ties = inputs
-    ctx.save_for_backward(scores, output, mask)
-
-
-def _rank_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    scores, output, mask = ctx.saved_tensors
-    return rank_backward(grad, scores, output, mask, ctx.lam, ctx.ties), None, None, None
-
-
-torch.library.register_autograd("rankgrad::rank", _rank_backward, setup_context=_rank_setup)
-torch.library.register_vmap("rankgrad::rank", _vmap_over_calls(rank))
-torch.library.register_vmap("rankgrad::rank_backward", _vmap_over_calls(rank_backward))
-
 # ------------------------------------------------------------------ ranks of the relevant items
 
 
-@_op
+@op
 def relevant_ranks(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, check_finite: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -190,14 +50,14 @@ def relevant_ranks(
     Returns ``above``, ``position``, ``count`` and ``poison``; see
     :func:`rankgrad.engine.reference.relevant_ranks`.
     """
-    checked = _waits_for_checks(scores, check_finite)
+    checked = waits_for_checks(scores, check_finite)
     out = engine_for(scores).relevant_ranks(scores, _as_bool(relevance, mask, checked), mask, margin)
     if checked:
-        _check_nan(out[3])
+        check_nan(out[3])
     return out  # type: ignore[no-any-return]
 
 
-@_fake_of("relevant_ranks")
+@fake_of("relevant_ranks")
 def _(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, check_finite: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -206,10 +66,10 @@ def _(
     return slots, torch.empty_like(slots), per_list, per_list.double()
 
 
-torch.library.register_vmap("rankgrad::relevant_ranks", _vmap_over_calls(relevant_ranks))
+torch.library.register_vmap("rankgrad::relevant_ranks", vmap_over_calls(relevant_ranks))
 
 
-@_op
+@op
 def rank_changes(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
 ) -> Tensor:
@@ -218,19 +78,19 @@ def rank_changes(
     return engine.rank_changes(scores, relevant, mask, margin, position, steps)  # type: ignore[no-any-return]
 
 
-@_fake_of("rank_changes")
+@fake_of("rank_changes")
 def _(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
 ) -> Tensor:
     return scores.new_empty(scores.shape, dtype=count_dtype(scores.shape[-1]))
 
 
-torch.library.register_vmap("rankgrad::rank_changes", _vmap_over_calls(rank_changes))
+torch.library.register_vmap("rankgrad::rank_changes", vmap_over_calls(rank_changes))
 
 # --------------------------------------------------------------------- the named losses in one op
 
 
-@_op
+@op
 def list_losses(
     scores: Tensor,
     relevance: Tensor,
@@ -253,7 +113,7 @@ def list_losses(
         ``[calls, lists, 0]`` without ``with_changes``), ``items`` (existing items of each list) and
         ``lists`` (how many lists count, ``[calls]``).
     """
-    checked = _waits_for_checks(scores, check_finite)
+    checked = waits_for_checks(scores, check_finite)
     relevant = _as_bool(relevance, mask, checked)
     if checked:
         _check_hint(relevant, mask, max_relevant)
@@ -262,11 +122,11 @@ def list_losses(
         scores, relevant, mask, weights, form, lam, margin, with_changes, max_relevant, everywhere
     )
     if checked:
-        _check_nan(out[0])
+        check_nan(out[0])
     return out  # type: ignore[no-any-return]
 
 
-@_fake_of("list_losses")
+@fake_of("list_losses")
 def _(
     scores: Tensor,
     relevance: Tensor,
@@ -289,12 +149,12 @@ def _(
     )
 
 
-torch.library.register_vmap("rankgrad::list_losses", _vmap_over_calls(list_losses, whole=[3]))
+torch.library.register_vmap("rankgrad::list_losses", vmap_over_calls(list_losses, whole=[3]))
 
 # -------------------------------------------------------- one number, and the gradient it stands for
 
 
-@_op
+@op
 def reduce_lists(
     scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
 ) -> Tensor:
@@ -313,7 +173,7 @@ def reduce_lists(
     return losses.to(dtype, copy=True)
 
 
-@_fake_of("reduce_lists")
+@fake_of("reduce_lists")
 def _(
     scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
 ) -> Tensor:
@@ -321,7 +181,7 @@ def _(
     return scores.new_empty(shape, dtype=compute_dtype(scores.dtype))
 
 
-@_op
+@op
 def reduce_lists_backward(
     upstream: Tensor,
     losses: Tensor,
@@ -377,7 +237,7 @@ def _may_take_over(changes: Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-@_fake_of("reduce_lists_backward")
+@fake_of("reduce_lists_backward")
 def _(
     upstream: Tensor,
     losses: Tensor,
@@ -421,8 +281,8 @@ def _reduce_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd("rankgrad::reduce_lists", _reduce_backward, setup_context=_reduce_setup)
-torch.library.register_vmap("rankgrad::reduce_lists", _vmap_over_calls(reduce_lists))
-torch.library.register_vmap("rankgrad::reduce_lists_backward", _vmap_over_calls(reduce_lists_backward))
+torch.library.register_vmap("rankgrad::reduce_lists", vmap_over_calls(reduce_lists))
+torch.library.register_vmap("rankgrad::reduce_lists_backward", vmap_over_calls(reduce_lists_backward))
 
 
 # ------------------------------------------------------------------------------------ a question

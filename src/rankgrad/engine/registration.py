@@ -1,0 +1,76 @@
+"""How a function becomes an op of torch: opaque to torch.compile, with a fake kernel and a vmap rule.
+
+Values are checked inside the ops, so that the checks hold under torch.compile and vmap as well.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def op(fn: Callable[..., Any]) -> Any:
+    """Make ``torch.ops.rankgrad.<name>`` of a function.
+
+    What torch.library.custom_op does, without its check of every call for outputs that alias inputs, which
+    costs more than the launches of a small loss (0.2 ms a call).
+    """
+    name = f"rankgrad::{fn.__name__}"
+    torch.library.define(name, torch.library.infer_schema(fn, mutates_args=()))
+    torch.library.impl(name, "default")(fn)
+    return getattr(torch.ops.rankgrad, fn.__name__).default
+
+
+def fake_of(name: str) -> Callable[[_F], _F]:
+    """Register the shapes and dtypes an op returns."""
+    register: Callable[[_F], _F] = torch.library.register_fake(f"rankgrad::{name}")
+    return register
+
+
+def _fold(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
+    """Merge the batch dimension of vmap into the first dimension of every tensor argument."""
+    folded = []
+    for arg, dim in zip(args, in_dims, strict=True):
+        if isinstance(arg, Tensor):
+            batched = arg.unsqueeze(0).expand(info.batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
+            arg = batched.reshape(batched.shape[0] * batched.shape[1], *batched.shape[2:])
+        folded.append(arg)
+    return folded
+
+
+def _unfold(info: Any, out: Tensor) -> Tensor:
+    return out.reshape(info.batch_size, out.shape[0] // info.batch_size, *out.shape[1:])
+
+
+def vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Callable[..., Any]:
+    """A vmap rule that makes each element of the batch its own call.
+
+    ``whole`` are the positions of tensor arguments that belong to all calls and cannot be batched.
+    """
+
+    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+        for at in whole:
+            if in_dims[at] is not None:
+                raise ValueError("weight: expected the same weights for every element of torch.vmap")
+        kept = {at: args[at] for at in whole}
+        folded = _fold(info, in_dims, [None if at in kept else arg for at, arg in enumerate(args)])
+        out = op(*[kept.get(at, arg) for at, arg in enumerate(folded)])
+        if isinstance(out, Tensor):
+            return _unfold(info, out), 0
+        return tuple(_unfold(info, one) for one in out), (0,) * len(out)
+
+    return rule
+
+
+def waits_for_checks(scores: Tensor, check_finite: bool) -> bool:
+    """Values are checked on the CPU always, elsewhere (where it waits for the device) if asked to."""
+    return check_finite or scores.device.type == "cpu"
+
+
+def check_nan(per_list: Tensor) -> None:
+    """The engines mark lists whose scores have a NaN among existing items."""
+    if bool(per_list.isnan().any()):
+        raise ValueError("scores: expected no NaN, received some (in scores or the embeddings they come from)")
