@@ -15,6 +15,8 @@ from rankgrad.engine.dispatch import engine_for
 from rankgrad.engine.precision import compute_dtype, count_dtype
 from rankgrad.engine.registration import check_nan, fake_of, op, vmap_over_calls, waits_for_checks
 
+_BLOCK = 1 << 18  # numbers scaled at a time: they stay in the cache
+
 # ---------------------------------------------------------------------------- reading the arguments
 
 
@@ -219,7 +221,11 @@ def _scale(
         factor = factor.unsqueeze(-1)
     # A list whose loss is NaN must not send a harmless-looking gradient: 0 * NaN is NaN.
     factor = factor / (lam * items.clamp(min=1).double()) + 0 * losses
-    torch.mul(changes, factor.to(compute_dtype(out.dtype)).unsqueeze(-1), out=out)
+    factor = factor.to(compute_dtype(out.dtype)).unsqueeze(-1)
+    width = max(1, _BLOCK // max(1, factor.numel()))
+    for start in range(0, changes.shape[-1], width):  # on the CPU torch would cast all of the integers first
+        part = slice(start, start + width)
+        torch.mul(changes[..., part], factor, out=out[..., part])
 
 
 def _may_take_over(changes: Tensor, dtype: torch.dtype) -> bool:
