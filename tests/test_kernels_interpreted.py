@@ -69,6 +69,29 @@ def test_dense_lists(kind, share):
     assert_equal_to_reference(cuda, *data, form, lam=40.0, margin=0.25 * (number % 3), max_relevant=1100)
 
 
+def test_a_device_with_room_for_fewer_programs_gets_fewer():
+    """The merge network's programs wait for each other: a launch that does not fit is tried with fewer."""
+    tried = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            def launch(*args, **kwargs):
+                tried.append(grid[0])
+                if grid[0] > 132:
+                    raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
+
+            return launch
+
+    run = cuda._Long(*make("random", (1, 1, 40), 0.1), 0.0, None)
+    run.processors, run.kernels = 132, type("Kernels", (), {"sort_by_merging": Kernel()})
+    try:
+        run._merge(0)
+        run._merge(1)
+        assert tried == [264, 132, 132]
+    finally:
+        cuda._sorters.clear()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_two_steps_by_themselves(masked):
     assert_steps_equal_to_reference(cuda, *make("ties", (1, 2, 203), 0.2, masked=masked), margin=0.1)

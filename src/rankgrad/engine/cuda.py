@@ -25,7 +25,8 @@ _MOST_ROWS = 65_535  # a grid's second axis ends there
 _MOST_PAIRS = 16_384  # as in the kernel
 _NO_WORD = 2**63 - 1  # as in the kernel
 _SORT_BLOCK = 1024
-_SORTERS = 2  # programs a processor that wait for each other: all must run at once
+_SORTERS = 2  # programs a processor that wait for each other: all must run at once (an H200 has room for 2)
+_sorters: dict[torch.device, int] = {}  # devices that had room for fewer
 _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _ROW_BLOCK = 512
 _STREAMS = 16  # programs a processor that stream
@@ -96,6 +97,23 @@ class _Long:
         )  # fmt: skip
         self.kernels.count_lists[(self.calls,)](self.state, self.lists, self.per_call, BLOCK=128)
 
+    def _merge(self, second: int) -> None:
+        """Sort many words by the merge network, with as many programs as the device runs at once."""
+        device = self.scores.device
+        alone = self.processors == 1
+        options: dict[str, Any] = {} if alone else {"launch_cooperative_grid": True}
+        sorters = 1 if alone else max(1, _sorters.get(device, _SORTERS) * self.processors // self.rows)
+        try:
+            self.kernels.sort_by_merging[(sorters, self.rows)](
+                self.loose, self.words, self.state, self.slots, SECOND=second, BLOCK=_SORT_BLOCK, num_warps=8,
+                **options,
+            )  # fmt: skip
+        except RuntimeError as error:  # a device with room for fewer than the one this was measured on
+            if "cooperative" not in str(error) or _sorters.get(device) == 1:
+                raise
+            _sorters[device] = 1
+            self._merge(second)
+
     def place(self, changes: Tensor, write: bool, again: bool) -> None:
         """Sort the loose words and stream the list against them."""
         if self.slots <= _MOST_PAIRS or not self.hinted:
@@ -106,13 +124,7 @@ class _Long:
         if self.slots > _MOST_PAIRS and self.hinted:
             self.words = torch.sort(self.loose, dim=-1).values
         elif self.slots > _MOST_PAIRS:
-            alone = self.processors == 1
-            options: dict[str, Any] = {} if alone else {"launch_cooperative_grid": True}
-            sorters = 1 if alone else max(1, _SORTERS * self.processors // self.rows)
-            self.kernels.sort_by_merging[(sorters, self.rows)](
-                self.loose, self.words, self.state, self.slots, SECOND=int(again), BLOCK=_SORT_BLOCK, num_warps=8,
-                **options,
-            )  # fmt: skip
+            self._merge(int(again))
         self.kernels.make_table[(self.streams, self.rows)](
             self.words, self.levels, self.table, self.geometry, self.counts, self.state, self.slots, self.cells,
             self.room, BLOCK=512, num_warps=4,
