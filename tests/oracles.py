@@ -145,6 +145,24 @@ def mean_loss_gradient(scores, relevance, form, lam, margin=0.0, mask=None, dtyp
     return out
 
 
+def window_gradient(scores, relevance, form, window, margin=0.0, mask=None, dtype=np.float64):
+    """Gradient of :func:`mean_loss` with a fixed score window, pair by pair."""
+    lists = counting_lists(relevance, mask)
+    out = np.zeros(np.shape(scores))
+    for k in range(len(scores)):
+        n = len(scores[k])
+        exists = np.ones(n, bool) if mask is None else np.asarray(mask[k])
+        y = shift(scores[k], relevance[k], margin, dtype)
+        relevant = [i for i in range(n) if relevance[k][i] and exists[i]]
+        for i in relevant:
+            slope = item_value(form, *standing(y, relevance[k], exists, i))[1] / len(relevant) / lists
+            for j in range(n):
+                if exists[j] and not relevance[k][j] and y[i] <= y[j] < dtype(y[i] + dtype(window)):
+                    out[k, i] -= slope / window
+                    out[k, j] += slope / window
+    return out
+
+
 def interpolation(y, g, lam):
     """The function whose gradient Algorithm 1 is, for frozen g, raw lambda and integer ranks."""
     moved = y + lam * g

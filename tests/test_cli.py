@@ -95,6 +95,7 @@ def test_report_can_be_written_again(trained, capsys):
         (["train", "cubb"], "rankgrad: RECIPE: no recipe, YAML file or run folder 'cubb', did you mean 'cub'?"),
         (["train", "cub"], "rankgrad: --data: the data set 'cub' needs a folder, say --data DIR"),
         (["train", "digits", "lrr=1"], "rankgrad: lrr: unknown setting, did you mean 'lr'?"),
+        (["train", "digits", "lamm=3"], "rankgrad: lamm: unknown setting, did you mean 'lam'?"),
         (["train", "digits", "device=tpu"], "rankgrad: device: unknown value 'tpu', say auto, cpu or cuda"),
         (
             ["train", "digits", "loss.lamb=1"],

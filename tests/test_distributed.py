@@ -24,7 +24,7 @@ TRAIN = [
     "batch.size=24",
 ]
 TRAIN += ["per_class=6", "view.resize=9", "view.augment=resized_crop", "view.flip=true", "save_minutes=0"]
-RUNS = {"ours": [], "proxies": ["loss=pml:ProxyAnchorLoss", "lr=1e-3"]}
+RUNS = {"ours": [], "proxies": ["loss=pml:ProxyAnchorLoss", "lr=1e-3"], "our proxies": ["loss=proxy", "lr=1e-3"]}
 
 
 def embedding_losses():
@@ -33,6 +33,7 @@ def embedding_losses():
         "callable": rankgrad.RecallLoss(lam=5.0, weight=torch.sqrt, memory=1, distributed=True),
         "ap": rankgrad.AveragePrecisionLoss(lam=5.0, margin=0.1, memory=2, distributed=True),
         "log_ap": rankgrad.AveragePrecisionLoss(lam=5.0, log=True, distributed=True),
+        "window": rankgrad.AveragePrecisionLoss(window=0.5, margin=0.1, memory=1, distributed=True),
     }
 
 

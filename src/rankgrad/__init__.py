@@ -4,6 +4,7 @@ from rankgrad import metrics
 from rankgrad.losses import (
     AveragePrecisionLoss,
     ClassRankingLoss,
+    ProxyRankingLoss,
     RecallLoss,
     average_precision_loss,
     mean_average_precision_loss,
@@ -23,6 +24,7 @@ __all__ = [
     "ClassRankingLoss",
     "EmbeddingMemory",
     "Pairs",
+    "ProxyRankingLoss",
     "RecallLoss",
     "ScoreMemory",
     "average_precision_loss",

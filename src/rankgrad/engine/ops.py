@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.engine import cuda
+from rankgrad.engine import cuda, windowed
 from rankgrad.engine.dispatch import engine_for
 from rankgrad.engine.precision import compute_dtype, count_dtype
 from rankgrad.engine.registration import check_nan, fake_of, op, vmap_over_calls, waits_for_checks
@@ -88,6 +88,37 @@ def _(
 
 
 torch.library.register_vmap("rankgrad::rank_changes", vmap_over_calls(rank_changes))
+
+
+@op
+def window_gradient(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None,
+    margin: float,
+    position: Tensor,
+    slopes: Tensor,
+    window: float,
+) -> Tensor:
+    """Step two with a fixed score window; see :func:`rankgrad.engine.windowed.window_gradient`."""
+    relevant = _as_bool(relevance, mask, check_values=False)
+    return windowed.window_gradient(scores, relevant, mask, margin, position, slopes, window)
+
+
+@fake_of("window_gradient")
+def _(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None,
+    margin: float,
+    position: Tensor,
+    slopes: Tensor,
+    window: float,
+) -> Tensor:
+    return scores.new_empty(scores.shape, dtype=compute_dtype(scores.dtype))
+
+
+torch.library.register_vmap("rankgrad::window_gradient", vmap_over_calls(window_gradient))
 
 # --------------------------------------------------------------------- the named losses in one op
 

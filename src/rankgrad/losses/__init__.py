@@ -8,12 +8,14 @@ from rankgrad.losses.average_precision import (
 )
 from rankgrad.losses.class_ranking import ClassRankingLoss
 from rankgrad.losses.ndcg import ndcg_loss
+from rankgrad.losses.proxy_ranking import ProxyRankingLoss
 from rankgrad.losses.recall import RecallLoss, recall_loss
 from rankgrad.losses.spearman import spearman_loss
 
 __all__ = [
     "AveragePrecisionLoss",
     "ClassRankingLoss",
+    "ProxyRankingLoss",
     "RecallLoss",
     "average_precision_loss",
     "mean_average_precision_loss",

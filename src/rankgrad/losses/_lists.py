@@ -18,15 +18,16 @@ def loss_of_lists(
     relevance: Tensor,
     *,
     form: str | Tensor | Callable[[Tensor], Tensor],
-    lam: float,
+    lam: float | None,
     margin: float,
     mask: Tensor | None,
     reduction: str,
     check_finite: bool,
     max_relevant: int | None = None,
     lists: Tensor | None = None,
+    window: float | None = None,
 ) -> Tensor:
-    """Validate, compute the loss of ``[..., n]`` lists and bind its gradient.
+    """Validate, compute the loss of ``[..., n]`` lists and bind its gradient, by ``lam`` or by ``window``.
 
     Args:
         form: A name from :data:`rankgrad.engine.forms.FORMS`, the weights of a recall loss, or a callable W
@@ -35,7 +36,9 @@ def loss_of_lists(
     """
     scores = _check.floating("scores", scores)
     relevance = _check.relevance(relevance, scores)
-    lam = _check.lam(lam)
+    if (lam is None) == (window is None):
+        received = "neither" if lam is None else f"lam={lam!r} and window={window!r}"
+        raise ValueError(f"lam, window: expected one of them, received {received}")
     margin = _check.non_negative("margin", margin)
     mask = _check.mask(mask, scores)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
@@ -48,6 +51,12 @@ def loss_of_lists(
     rows, relevant = scores.reshape(shape), relevance.reshape(shape)
     exists = None if mask is None else mask.reshape(shape)
     with_changes = ops.gradient_wanted(scores)
+    if window is not None:
+        window = _check.positive("window", window)
+        options = (window, reduction, margin, with_changes, check_finite, lists)
+        loss: Tensor = _by_window(rows, relevant, exists, form, *options)
+        return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
+    lam = _check.lam(lam)
     everywhere = None if lists is None else lists.reshape(1)
     if isinstance(form, str | Tensor):
         name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
@@ -70,8 +79,56 @@ def loss_of_lists(
         losses, changes, items, counting = _with_callable(
             rows.detach(), relevant, exists, form, lam, margin, with_changes, check_finite, everywhere
         )
-    loss: Tensor = ops.reduce_lists(rows, losses, changes, items, counting, lam, reduction)
+    loss = ops.reduce_lists(rows, losses, changes, items, counting, lam, reduction)
     return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
+
+
+def _by_window(
+    rows: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None,
+    form: str | Tensor | Callable[[Tensor], Tensor],
+    window: float,
+    reduction: str,
+    margin: float,
+    with_gradient: bool,
+    check_finite: bool,
+    lists: Tensor | None,
+) -> Tensor:
+    """The loss of ``[1, lists, n]`` lists, with the gradient of a fixed score window."""
+    scores = rows.detach()
+    above, position, count, poison = ops.relevant_ranks(scores, relevance, mask, margin, check_finite)
+    values, slopes = _terms(form, above)
+    counting = (count > 0).sum(-1) if lists is None else lists.reshape(1)
+    losses = forms.list_losses(values, count) + poison
+    gradient = rows.new_empty(*rows.shape[:-1], 0)
+    if with_gradient:
+        used = forms.in_use(count, slopes.shape[-1])
+        slopes = (slopes / count.clamp(min=1).unsqueeze(-1)).where(used, 0)
+        gradient = ops.window_gradient(scores, relevance, mask, margin, position, slopes, window)
+    # The gradient of a list does not depend on how many there are: in the mean each is divided by that number,
+    # which stands where reduce_lists divides rank changes by lam times a list's items.
+    divisor = counting.unsqueeze(-1).expand(losses.shape)
+    reduced: Tensor = ops.reduce_lists(rows, losses, gradient, divisor, counting, 1.0, reduction)
+    return reduced
+
+
+def _terms(form: str | Tensor | Callable[[Tensor], Tensor], above: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and slope of each relevant item, as :func:`rankgrad.engine.forms.item_terms`, also for a callable W."""
+    if isinstance(form, str):
+        return forms.item_terms(form, None, above)
+    if isinstance(form, Tensor):
+        return forms.item_terms("weights", form.detach(), above)
+
+    def values_of(counts: Tensor) -> Tensor:
+        values = form(counts)
+        if not isinstance(values, Tensor) or values.shape != counts.shape:
+            raise _check.fail("weight", f"to return a tensor of the counts' shape {list(counts.shape)}", values)
+        return values.double()
+
+    values, slope = torch.func.vjp(values_of, above.double())  # type: ignore[misc]
+    (slopes,) = slope(torch.ones_like(values))
+    return values, slopes.detach()
 
 
 def _with_callable(
@@ -88,20 +145,12 @@ def _with_callable(
     """What ``ops.list_losses`` does, with a given W between the engine's two steps."""
     above, position, count, poison = ops.relevant_ranks(scores, relevance, mask, margin, check_finite)
 
-    def values_of(counts: Tensor) -> Tensor:
-        values = weight(counts)
-        if not isinstance(values, Tensor) or values.shape != counts.shape:
-            raise _check.fail("weight", f"to return a tensor of the counts' shape {list(counts.shape)}", values)
-        return values.double()
-
+    values, slopes = _terms(weight, above)
     lists = (count > 0).sum(-1) if lists is None else lists
     items = torch.full_like(count, scores.shape[-1]) if mask is None else mask.sum(-1)
     if not with_changes:
-        losses = forms.list_losses(values_of(above.double()), count)
-        return losses + poison, above[..., :0], items, lists
-    values, slope = torch.func.vjp(values_of, above.double())  # type: ignore[misc]
-    (slopes,) = slope(torch.ones_like(values))
-    steps = forms.score_steps(slopes.detach(), count, items, lists, lam, compute_dtype(scores.dtype))
+        return forms.list_losses(values, count) + poison, above[..., :0], items, lists
+    steps = forms.score_steps(slopes, count, items, lists, lam, compute_dtype(scores.dtype))
     poison = poison.masked_fill(steps.isnan().any(-1), torch.nan)  # a slope that is not a number gives no gradient
     changes = ops.rank_changes(scores, relevance, mask, margin, position, steps.nan_to_num())
     return forms.list_losses(values, count) + poison, changes, items, lists

@@ -13,7 +13,8 @@ def average_precision_loss(
     scores: Tensor,
     relevance: Tensor,
     *,
-    lam: float,
+    lam: float | None = None,
+    window: float | None = None,
     margin: float = 0.0,
     log: bool = False,
     mask: Tensor | None = None,
@@ -31,6 +32,7 @@ def average_precision_loss(
         scores: ``[..., n]``, higher is better.
         relevance: The same shape; bool, or 0 and 1.
         lam: Interpolation strength in the paper's units, finite and > 0.
+        window: Instead of ``lam``, as in :func:`recall_loss`.
         margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking.
         log: Average :math:`-\log(r^+_i / r_i)` instead: the same optimum, but it still has a slope where
             ranks are bad, so it starts from random scores in long lists.
@@ -56,6 +58,7 @@ def average_precision_loss(
         relevance,
         form="log_ap" if log else "ap",
         lam=lam,
+        window=window,
         margin=margin,
         mask=mask,
         reduction=reduction,
@@ -146,6 +149,7 @@ class AveragePrecisionLoss(EmbeddingLoss):
         memory: How many past batches serve as extra candidates.
         max_relevant: As in :func:`recall_loss`: the most partners an item can have, memory included.
         distributed: With several processes, take the batches of all of them as one; see :class:`RecallLoss`.
+        window: Instead of ``lam``, as in :func:`recall_loss`.
     """
 
     def __init__(
@@ -156,8 +160,9 @@ class AveragePrecisionLoss(EmbeddingLoss):
         memory: int = 0,
         max_relevant: int | None = None,
         distributed: bool = False,
+        window: float | None = None,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant, distributed)
+        super().__init__(lam, margin, memory, max_relevant, distributed, window)
         self.log = bool(log)
 
     def list_loss(
@@ -168,6 +173,7 @@ class AveragePrecisionLoss(EmbeddingLoss):
             scores,
             relevance,
             lam=self.lam,
+            window=self.window,
             margin=self.margin,
             log=self.log,
             mask=mask,

@@ -17,10 +17,17 @@ class EmbeddingLoss(nn.Module):
     """
 
     def __init__(
-        self, lam: float, margin: float, memory: int, max_relevant: int | None, distributed: bool
+        self,
+        lam: float,
+        margin: float,
+        memory: int,
+        max_relevant: int | None,
+        distributed: bool,
+        window: float | None,
     ) -> None:
         super().__init__()
-        self.lam = _check.lam(lam)
+        self.lam = _check.lam(lam) if window is None else None
+        self.window = None if window is None else _check.positive("window", window)
         self.margin = _check.non_negative("margin", margin)
         self.memory = EmbeddingMemory(_check.count("memory", memory, at_least=0))
         if max_relevant is not None:
@@ -95,4 +102,5 @@ class EmbeddingLoss(nn.Module):
         self.memory.reset()
 
     def extra_repr(self) -> str:
-        return f"lam={self.lam}, margin={self.margin}"
+        reach = f"lam={self.lam}" if self.window is None else f"window={self.window}"
+        return f"{reach}, margin={self.margin}"

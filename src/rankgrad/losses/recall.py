@@ -31,7 +31,8 @@ def recall_loss(
     scores: Tensor,
     relevance: Tensor,
     *,
-    lam: float,
+    lam: float | None = None,
+    window: float | None = None,
     margin: float = 0.0,
     weight: Weight = "log",
     mask: Tensor | None = None,
@@ -50,6 +51,9 @@ def recall_loss(
         scores: ``[..., n]``, higher is better.
         relevance: The same shape; bool, or 0 and 1.
         lam: Interpolation strength in the paper's units, finite and > 0; 0.2 to 4 in the paper.
+        window: Instead of ``lam``: every relevant item looks this far up, whatever its slope. The gradient is then
+            :math:`-s_i m_i / w` for a relevant item with slope :math:`s_i` that passes :math:`m_i` irrelevant
+            ones on its way up by :math:`w`; an irrelevant one gets the sum of :math:`s_i / w` of all that pass it.
         margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking.
         weight: ``"log"``: W = log(1 + c); ``"loglog"``: W = log(1 + log(1 + c)); a callable W on float64
             counts, increasing, elementwise and differentiable; or a 1-D tensor of weights
@@ -83,6 +87,7 @@ def recall_loss(
         relevance,
         form=_form(weight),
         lam=lam,
+        window=window,
         margin=margin,
         mask=mask,
         reduction=reduction,
@@ -106,6 +111,7 @@ class RecallLoss(EmbeddingLoss):
         distributed: With several processes of torch.distributed, the batch is all of theirs together: the value is
             the same in each, and after DistributedDataParallel's averaging so are the gradients, as if one process
             had the whole batch.
+        window: Instead of ``lam``, as in :func:`recall_loss`.
 
     Example:
         >>> loss = rankgrad.RecallLoss(memory=3)
@@ -122,8 +128,9 @@ class RecallLoss(EmbeddingLoss):
         memory: int = 0,
         max_relevant: int | None = None,
         distributed: bool = False,
+        window: float | None = None,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant, distributed)
+        super().__init__(lam, margin, memory, max_relevant, distributed, window)
         weight = _form(weight)
         if isinstance(weight, Tensor):
             self.register_buffer("weight", weight)
@@ -138,6 +145,7 @@ class RecallLoss(EmbeddingLoss):
             scores,
             relevance,
             lam=self.lam,
+            window=self.window,
             margin=self.margin,
             weight=self.weight,
             mask=mask,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import distributed
-from rankgrad.losses import AveragePrecisionLoss, RecallLoss
+from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss, RecallLoss
 from rankgrad.retrieval.config import Named
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
@@ -18,6 +18,7 @@ from rankgrad.training.errors import UserError
 OURS: dict[str, tuple[type[nn.Module], str]] = {
     "recall": (RecallLoss, "recall at every K, weight: log or loglog (the paper's retrieval loss)"),
     "ap": (AveragePrecisionLoss, "average precision; log: true for its log form"),
+    "proxy": (ProxyRankingLoss, "learned class vectors rank the batch, with bars (beyond the paper)"),
 }
 
 
@@ -80,7 +81,8 @@ def _pml(key: str, config: Named, room: str, given: dict[str, Any]) -> nn.Module
 def build(config: Named, miner: Named | None, *, classes: int, embedding: int) -> nn.Module:
     """A Module ``(embeddings, labels, items) -> loss``; labels are 0 ... classes - 1."""
     if config.name in OURS:
-        return _Ours(_call("loss", OURS[config.name][0], config.arguments(), {"distributed": True}))
+        given = {"distributed": True, "num_classes": classes, "embedding_size": embedding}
+        return _Ours(_call("loss", OURS[config.name][0], config.arguments(), given))
     if not config.name.startswith("pml:"):
         raise UserError(f"loss: unknown name {config.name!r}{nearest(config.name, [*OURS, 'pml:NAME'])}")
     loss = _pml("loss", config, "losses", {"num_classes": classes, "embedding_size": embedding})

@@ -108,10 +108,10 @@ def validated(settings: dict[str, Any], config: type[RunConfig]) -> Any:
     try:
         return config.model_validate(settings)
     except ValidationError as error:
-        raise UserError("\n".join(_fault(one, config) for one in error.errors())) from None
+        raise UserError("\n".join(_fault(one, config, settings) for one in error.errors())) from None
 
 
-def _fault(error: Any, config: type[Section]) -> str:
+def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
     path = [str(part) for part in error["loc"]]
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
@@ -120,7 +120,9 @@ def _fault(error: Any, config: type[Section]) -> str:
             kind = sections_of(kind).get(part, kind)
         known = set(kind.model_fields)
         if kind is config:  # a bare key may be meant for any section
-            known |= {leaf for section in sections_of(kind).values() for leaf in section.model_fields}
+            for name, section in sections_of(kind).items():  # and a loss has arguments of its own
+                given = settings.get(name)
+                known |= set(section.model_fields) | (set(given) if isinstance(given, dict) else set())
         return f"{key}: unknown setting{nearest(path[-1], known)}"
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         words = [word.strip(" '") for word in error["ctx"]["expected"].replace(" or ", ",").split(",")]

@@ -1,0 +1,112 @@
+"""Learned class proxies that rank the batch, with bars to clear. Beyond the paper."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad import _check, distributed
+from rankgrad.losses.average_precision import AveragePrecisionLoss
+from rankgrad.losses.recall import recall_loss
+from rankgrad.pairs import check_batch, pairs_of, unit_length
+
+
+class ProxyRankingLoss(nn.Module):
+    r"""Recall loss of learned class vectors (proxies) that rank the batch, with two bars.
+
+    A batch shows a few classes; the proxies are there in every step. Each ranks the batch's items by cosine
+    similarity, those of its class relevant. Ranks alone are content as soon as the relevant items stand first, and
+    say nothing about the scores. So there are two more items of fixed score, the bars:
+
+    - pull: in the list of every class of the batch an irrelevant item stands at ``+threshold``;
+    - push: every class, in the batch or not, ranks the items of the *other* classes against one relevant item at
+      ``-threshold``.
+
+    The relevant items have to rise above the upper bar and no further, and all others to sink below the lower
+    one, however far above them the relevant ones are: classes need not shrink, and the embeddings stay spread out.
+    Both are recall losses with :math:`W(c) = \log(1 + c)` and a fixed window. ``pairs`` adds the average precision
+    loss among the items of the batch (window 0.1, margin 0.05).
+
+    Args:
+        num_classes: How many classes there are; labels are 0 ... num_classes - 1.
+        embedding_size: Length of an embedding.
+        window: How far every relevant item (a bar too) looks up, as in :func:`recall_loss`.
+        threshold: Height of the bars, a cosine similarity.
+        pairs: Weight of the average precision loss among the items; 0 leaves it out.
+        distributed: With several processes, take the batches of all of them as one. Every process has then the
+            gradient of the whole batch at its proxies: leave this module out of DistributedDataParallel.
+
+    The proxies are parameters: give them to the optimiser, at a rate some thousand times the backbone's.
+
+    Example:
+        >>> loss = rankgrad.ProxyRankingLoss(num_classes=4, embedding_size=16)
+        >>> embeddings = torch.randn(8, 16, requires_grad=True)
+        >>> labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+        >>> loss(embeddings, labels).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        window: float = 0.4,
+        threshold: float = 0.1,
+        pairs: float = 0.3,
+        distributed: bool = False,
+    ) -> None:
+        super().__init__()
+        _check.count("num_classes", num_classes, at_least=1)
+        _check.count("embedding_size", embedding_size, at_least=1)
+        self.window = _check.positive("window", window)
+        self.threshold = _check.non_negative("threshold", threshold)
+        self.pairs = _check.non_negative("pairs", pairs)
+        self.distributed = bool(distributed)
+        self.proxies = nn.Parameter(torch.empty(num_classes, embedding_size))
+        nn.init.kaiming_normal_(self.proxies, mode="fan_out")
+        self.item_loss = AveragePrecisionLoss(window=0.1, margin=0.05)
+
+    def forward(self, embeddings: Tensor, labels: Tensor, *, items: Tensor | None = None) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            embeddings: ``[B, embedding_size]``, any float dtype; L2-normalised here, in float32.
+            labels: ``[B]`` integers from 0 to ``num_classes - 1``.
+            items: As in :class:`RecallLoss`: which picture each row is.
+        """
+        check_batch(embeddings, labels, None, None, None, items)
+        if embeddings.shape[1] != self.proxies.shape[1]:
+            raise _check.fail("embeddings", f"rows of length {self.proxies.shape[1]}, as the proxies", embeddings)
+        if labels.device.type == "cpu" and bool(((labels < 0) | (labels >= len(self.proxies))).any()):
+            received = labels[(labels < 0) | (labels >= len(self.proxies))][0].item()
+            raise _check.fail("labels", f"0 to {len(self.proxies) - 1} (num_classes - 1)", received)
+        rows = unit_length(embeddings)
+        if self.distributed:
+            rows, labels = distributed.gather(rows), distributed.gather(labels)
+            items = None if items is None else distributed.gather(items)
+        own = torch.arange(len(self.proxies), device=labels.device)
+        scores, relevance, _ = pairs_of(unit_length(self.proxies), own, rows, labels, None, own)
+        loss = self._pull(scores, relevance) + self._push(scores, relevance)
+        if self.pairs:
+            loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
+        return loss
+
+    def _pull(self, scores: Tensor, relevance: Tensor) -> Tensor:
+        """Items rise above those of other classes and above the upper bar."""
+        scores, relevance = _with_bar(scores, relevance, self.threshold, relevant=False)
+        return recall_loss(scores, relevance, window=self.window, weight="log")
+
+    def _push(self, scores: Tensor, relevance: Tensor) -> Tensor:
+        """Items of other classes sink below the lower bar."""
+        exists, _ = _with_bar(~relevance, relevance, True, relevant=True)
+        scores, relevance = _with_bar(scores, relevance, -self.threshold, relevant=True)
+        return recall_loss(scores, relevance, window=self.window, weight="log", mask=exists)
+
+    def extra_repr(self) -> str:
+        classes, size = self.proxies.shape
+        return f"{classes}, {size}, window={self.window}, threshold={self.threshold}, pairs={self.pairs}"
+
+
+def _with_bar(values: Tensor, relevance: Tensor, height: float, *, relevant: bool) -> tuple[Tensor, Tensor]:
+    """One more item at the end of every list."""
+    bar = values.new_full((len(values), 1), height)
+    return torch.cat([values, bar], 1), torch.cat([relevance, relevance.new_full((len(values), 1), relevant)], 1)

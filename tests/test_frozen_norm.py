@@ -1,0 +1,88 @@
+"""Convolutions that carry frozen batch norms: the same function, the same gradients, the same names."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from rankgrad.retrieval.frozen_norm import carry_frozen_norms
+
+
+def with_random_norms(network):
+    torch.manual_seed(0)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 2)
+            if module.affine:
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.normal_(module.bias, std=0.1)
+    return network.double().eval()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_the_same_values_gradients_and_names(name):
+    plain = with_random_norms(models.get_model(name, weights=None))
+    carrying = copy.deepcopy(plain)
+    assert carry_frozen_norms(carrying) == sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules())
+    pictures = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    outputs = [network(pictures) for network in (plain, carrying)]
+    torch.testing.assert_close(*outputs)
+    upstream = torch.randn_like(outputs[0])
+    for output in outputs:
+        output.backward(upstream)
+    assert list(plain.state_dict()) == list(carrying.state_dict())
+    for (key, one), other in zip(plain.named_parameters(), carrying.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_weights_loaded_later_and_copies_count():
+    plain, other = (with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))) for _ in range(2))
+    nn.init.normal_(other[1].weight)
+    assert carry_frozen_norms(plain) == 1
+    plain.load_state_dict(other.state_dict())
+    pictures = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    twin = copy.deepcopy(plain)
+    nn.init.zeros_(twin[1].weight)
+    torch.testing.assert_close(plain(pictures), other(pictures))
+    torch.testing.assert_close(twin(pictures)[0, 0], twin(pictures)[1, 0])  # nothing of the picture is left
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        seen = self.conv(x)
+        return self.norm(seen) + seen
+
+
+class Twice(nn.Sequential):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+class Untraceable(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Shared(),
+        Twice(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)),
+        Untraceable(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)),
+        nn.Sequential(nn.Conv2d(3, 3, 1, padding=1, padding_mode="reflect"), nn.BatchNorm2d(3)),
+        nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)),
+        nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False)),
+    ],
+)
+def test_left_alone_where_it_would_be_wrong(network):
+    before = copy.deepcopy(network).eval()
+    assert carry_frozen_norms(network) == 0
+    pictures = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(network.eval()(pictures), before(pictures))

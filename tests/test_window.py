@@ -1,0 +1,210 @@
+"""The losses with a fixed score window against loops, and the proxies that rank with it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankgrad
+
+import oracles
+from strategies import forms, lists, margins
+from test_losses import SQRT, WEIGHTS, as_torch, value_and_grad
+
+windows = st.sampled_from([0.1, 0.25, 0.5, 2.0])
+
+
+@given(lists(infinities=True), st.one_of(forms, st.sampled_from([WEIGHTS, SQRT])), windows, margins)
+def test_value_and_gradient_equal_the_oracle(data, form, window, margin):
+    scores, relevance, mask = data
+    x, rel = torch.from_numpy(scores), torch.from_numpy(relevance)
+    loss, grad = value_and_grad(form, x, rel, window=window, margin=margin, mask=as_torch(mask))
+    assert math.isclose(loss, oracles.mean_loss(scores, relevance, form, margin, mask), abs_tol=1e-12)
+    expected = oracles.window_gradient(scores, relevance, form, window, margin, mask)
+    np.testing.assert_allclose(grad.numpy(), expected, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@given(lists(), forms, windows, margins)
+def test_lower_precision_ranks_as_float32(dtype, data, form, window, margin):
+    scores, relevance, mask = data
+    x = torch.from_numpy(scores).to(dtype)
+    _, grad = value_and_grad(
+        form, x, torch.from_numpy(relevance), window=window, margin=margin, mask=as_torch(mask)
+    )
+    assert grad.dtype == dtype
+    expected = oracles.window_gradient(x.float().numpy(), relevance, form, window, margin, mask, np.float32)
+    tolerance = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-6}[dtype]
+    np.testing.assert_allclose(grad.float().numpy(), expected, rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@given(lists(), forms, windows)
+def test_reductions(reduction, data, form, window):
+    scores, relevance, mask = data
+    x, rel = torch.from_numpy(scores), torch.from_numpy(relevance)
+    upstream = 1.0 if reduction == "sum" else torch.linspace(-1, 2, len(scores), dtype=torch.float64)
+    _, grad = value_and_grad(form, x, rel, upstream, window=window, mask=as_torch(mask), reduction=reduction)
+    expected = oracles.window_gradient(scores, relevance, form, window, 0.0, mask)
+    expected *= oracles.counting_lists(relevance, mask)
+    expected = expected if reduction == "sum" else expected * upstream.numpy()[:, None]
+    np.testing.assert_allclose(grad.numpy(), expected, rtol=1e-9, atol=1e-13)
+
+
+def test_it_is_algorithm_1_where_all_slopes_are_equal():
+    """One relevant item: a lambda that makes its step as long as the window gives the same gradient."""
+    torch.manual_seed(0)
+    scores = torch.randn(1, 40, dtype=torch.float64)
+    relevance = torch.zeros(1, 40, dtype=torch.bool)
+    relevance[0, 7] = True
+    c = int(((scores >= scores[0, 7]) & ~relevance).sum())
+    lam = 0.8 * (1 + c) / 40  # step = lam n slope, slope = 1 / (1 + c)
+    _, by_lam = value_and_grad("log", scores, relevance, lam=lam)
+    _, by_window = value_and_grad("log", scores, relevance, window=0.8)
+    assert by_lam.abs().sum() > 0
+    torch.testing.assert_close(by_window, by_lam)
+
+
+def test_the_gradient_sums_to_zero_and_does_not_hang_on_other_lists():
+    torch.manual_seed(1)
+    scores, relevance = torch.randn(5, 60, dtype=torch.float64), torch.rand(5, 60) < 0.2
+    _, together = value_and_grad("ap", scores, relevance, window=0.5, reduction="sum")
+    for k in range(5):
+        _, alone = value_and_grad("ap", scores[k], relevance[k], window=0.5)
+        torch.testing.assert_close(together[k], alone)
+    torch.testing.assert_close(together.sum(1), torch.zeros(5, dtype=torch.float64))
+
+
+def test_compile_vmap_and_nan():
+    torch.manual_seed(2)
+    scores, relevance = torch.randn(3, 4, 20), torch.rand(3, 4, 20) < 0.3
+
+    def loss(s, r):
+        return rankgrad.average_precision_loss(s, r, window=0.3, margin=0.1)
+
+    separate = torch.stack([loss(s, r) for s, r in zip(scores, relevance, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(loss)(scores, relevance), separate)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    x, y = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    loss(x, relevance).backward()
+    compiled(y, relevance).backward()
+    assert torch.equal(x.grad, y.grad)
+    scores[0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="scores: expected no NaN"):
+        loss(scores, relevance)
+
+
+def test_opcheck():
+    scores, relevance = torch.randn(1, 3, 12), torch.rand(1, 3, 12) < 0.3
+    ops = torch.ops.rankgrad
+    above, position, _, _ = ops.relevant_ranks(scores, relevance, None, 0.1, False)
+    arguments = (scores, relevance, None, 0.1, position, above.double(), 0.5)
+    torch.library.opcheck(ops.window_gradient.default, arguments)
+
+
+def test_lam_or_window():
+    scores, relevance = torch.randn(5), torch.tensor([True, False, False, True, False])
+    with pytest.raises(ValueError, match="lam, window: expected one of them, received neither"):
+        rankgrad.recall_loss(scores, relevance)
+    with pytest.raises(ValueError, match=r"received lam=0.2 and window=0.1"):
+        rankgrad.average_precision_loss(scores, relevance, lam=0.2, window=0.1)
+    with pytest.raises(ValueError, match=r"window: expected a finite number > 0, received 0"):
+        rankgrad.recall_loss(scores, relevance, window=0)
+    assert "window=0.1" in repr(rankgrad.AveragePrecisionLoss(window=0.1))
+    assert "lam=0.2" in repr(rankgrad.AveragePrecisionLoss())
+
+
+# ------------------------------------------------------------------------------------------ proxies
+
+
+def bars_by_hand(proxies, embeddings, labels, window, threshold):
+    """Value, and gradient with respect to the cosines, of pull + push by the oracle's loops."""
+    unit = lambda t: t / np.linalg.norm(t, axis=1, keepdims=True)  # noqa: E731
+    cosines = unit(proxies) @ unit(embeddings).T
+    relevance = np.arange(len(proxies))[:, None] == labels
+    bar = np.full((len(proxies), 1), threshold)
+    yes = np.ones_like(bar, dtype=bool)
+    pull = (np.hstack([cosines, bar]), np.hstack([relevance, ~yes]), "log")
+    push = (np.hstack([cosines, -bar]), np.hstack([relevance, yes]), "log")
+    mask = np.hstack([~relevance, yes])
+    value = oracles.mean_loss(*pull) + oracles.mean_loss(*push, 0.0, mask)
+    gradient = oracles.window_gradient(*pull, window) + oracles.window_gradient(*push, window, 0.0, mask)
+    return value, gradient[:, :-1]
+
+
+def test_proxies_rank_the_batch_between_two_bars():
+    torch.manual_seed(3)
+    loss = rankgrad.ProxyRankingLoss(5, 6, window=0.7, threshold=0.2, pairs=0).double()
+    embeddings = torch.randn(12, 6, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 4, 4, 4])  # nobody of class 3
+    value = loss(embeddings, labels)
+    value.backward()
+    expected, by_cosine = bars_by_hand(
+        loss.proxies.detach().numpy(), embeddings.detach().numpy(), labels.numpy(), 0.7, 0.2
+    )
+    assert math.isclose(value.item(), expected, rel_tol=1e-12)
+    x, p = embeddings.detach().clone().requires_grad_(), loss.proxies.detach().clone().requires_grad_()
+    cosines = torch.nn.functional.normalize(p, dim=1) @ torch.nn.functional.normalize(x, dim=1).T
+    cosines.backward(torch.from_numpy(by_cosine))
+    torch.testing.assert_close(embeddings.grad, x.grad)
+    torch.testing.assert_close(loss.proxies.grad, p.grad)
+    assert loss.proxies.grad[3].abs().sum() > 0  # a class that is not in the batch pushes too
+
+
+def test_pairs_add_the_items_average_precision():
+    torch.manual_seed(4)
+    embeddings, labels = torch.randn(8, 6), torch.arange(8) // 2
+    alone, both = (rankgrad.ProxyRankingLoss(4, 6, pairs=weight) for weight in (0.0, 0.5))
+    both.load_state_dict(alone.state_dict())
+    items = rankgrad.AveragePrecisionLoss(window=0.1, margin=0.05)(embeddings, labels)
+    torch.testing.assert_close(both(embeddings, labels), alone(embeddings, labels) + 0.5 * items)
+
+
+def test_what_the_bars_ask_for_costs_nothing():
+    """Own items above the upper bar, others below the lower one: no loss and no gradient."""
+    basis = torch.eye(3)
+    loss = rankgrad.ProxyRankingLoss(3, 3, threshold=0.1, pairs=0)
+    loss.proxies.data = basis - 0.3  # cosines with the others' axes are negative
+    embeddings = basis.repeat(2, 1).requires_grad_()
+    value = loss(embeddings, torch.tensor([0, 1, 2, 0, 1, 2]))
+    value.backward()
+    assert value == 0
+    assert not embeddings.grad.any()
+
+
+def test_proxies_complain_by_name():
+    loss = rankgrad.ProxyRankingLoss(3, 4)
+    with pytest.raises(ValueError, match=r"labels: expected 0 to 2 \(num_classes - 1\), received 3"):
+        loss(torch.randn(2, 4), torch.tensor([0, 3]))
+    with pytest.raises(ValueError, match="embeddings: expected rows of length 4, as the proxies"):
+        loss(torch.randn(2, 5), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="num_classes: expected an integer >= 1"):
+        rankgrad.ProxyRankingLoss(0, 4)
+
+
+def test_proxies_learn_a_linear_embedding():
+    """Six clusters in noise: a linear map trained with proxies retrieves what the raw features do not."""
+    torch.manual_seed(5)
+    centres = torch.randn(6, 4)
+    labels = torch.arange(6).repeat(20)
+    features = torch.cat([centres[labels], torch.randn(120, 28)], 1)
+    network = torch.nn.Linear(32, 8, bias=False)
+    loss = rankgrad.ProxyRankingLoss(6, 8)
+    groups = [{"params": network.parameters()}, {"params": loss.parameters(), "lr": 0.1}]
+    optimizer = torch.optim.Adam(groups, lr=0.01)
+
+    def precision():
+        with torch.no_grad():
+            scores, relevance, mask = rankgrad.retrieval_pairs(network(features), labels)
+        return rankgrad.metrics.average_precision(scores, relevance, mask=mask)
+
+    before = precision()
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss(network(features), labels).backward()
+        optimizer.step()
+    assert before < 0.3
+    assert precision() > 0.8
