@@ -34,6 +34,9 @@ def as_markdown(text: str, place: griffe.Object) -> str:
     text = _BLOCK.sub(lambda m: f"{m[1]}$${' '.join(m[2].split())}$$", text)
     text = _MATH.sub(lambda m: f"${' '.join(m[1].split())}$", text)
     text = _ROLE.sub(lambda m: _link(m[1], place), text)
+    if isinstance(place, griffe.Function) and place.returns is not None:
+        # Our Returns sections are prose, where the parser would take all up to a colon for a type: give it the type.
+        text = re.sub(r"^(Returns:\n +)", rf"\1{place.returns}: ", text, flags=re.MULTILINE)
     return re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
 
 

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import posixpath
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,21 @@ def measurements(page: str) -> str:
 # Recipes, settings, commands
 
 
+def extras(page: str) -> str:
+    """What can be installed besides the package itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    rows = [["(nothing)", ", ".join(map(_package, project["dependencies"]))]]
+    for extra, packages in project["optional-dependencies"].items():
+        if extra not in ("dev", "docs"):
+            rows.append([f"`.[{extra}]`", ", ".join(map(_package, packages))])
+    return _table(["extra", "adds"], rows)
+
+
+def _package(requirement: str) -> str:
+    """The name alone; an extra of our own stays recognisable."""
+    return re.sub(r"rankgrad\[(.*)\]", r"what `\1` adds", re.split(r"[<>=;]", requirement)[0].strip())
+
+
 def _header(text: str) -> tuple[str, list[str], str, str]:
     """Summary, commands, remarks and settings of a recipe."""
     lines = text.splitlines()
@@ -102,7 +118,8 @@ def recipes(page: str) -> str:
     parts = []
     for name in room.recipe_names():
         summary, commands, remarks, settings = _header(room.recipe_text(name))
-        commands = [re.sub(r"\s{2,}\((.*)\)$", r"  # \1", command) for command in commands]
+        # What stands in brackets behind a command goes above it: lines stay short enough for a telephone.
+        commands = [re.sub(r"^(.*?)\s{2,}\((.*)\)$", r"# \2\n\1", command) for command in commands]
         parts += [f"## {name}", summary, "```bash\n" + "\n".join(commands) + "\n```", remarks]
         indented = "\n".join(f"    {line}" for line in settings.splitlines())
         parts.append(f'??? abstract "Settings of {name}"\n    ```yaml\n{indented}\n    ```')
@@ -143,7 +160,7 @@ def settings(page: str, module: str) -> str:
             key = f"{prefix}.{name}" if prefix else name
             rows.append([f"`{key}`", _kind(field.annotation), default, told.get(name, "")])
         title = f"`{prefix}`: {inspect.getdoc(kind)}" if prefix else "Of the run"
-        parts += [f"### {title.rstrip('.')}", _table(["setting", "kind", "default", ""], rows)]
+        parts += [f"### {title.rstrip('.')}", _table(["setting", "kind", "default", "meaning"], rows)]
     return "\n\n".join(parts)
 
 
@@ -169,13 +186,14 @@ def _command(command: Any, name: str) -> list[str]:
                     usage[-1] += "..."
                 rows.append([f"`{shown}`", parameter.help or "", ""])
             elif parameter.name != "help":
-                flags = ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
+                value = "" if parameter.is_flag else f" {parameter.type.name.upper()}"
+                flags = ", ".join(f"`{flag}{value}`" for flag in (*parameter.opts, *parameter.secondary_opts))
                 default = "" if parameter.default in (None, False) else f"`{parameter.default}`"
                 rows.append([flags, parameter.help or "", default])
         usage += ["[OPTIONS]"] if any(row[0].startswith("`-") for row in rows) else []
         parts += [f"## {name}", inspect.cleandoc(command.help or ""), f"```text\n{' '.join(usage)}\n```"]
         if rows:
-            parts.append(_table(["", "", "default"], rows))
+            parts.append(_table(["argument", "meaning", "default"], rows))
     elif name != "rankgrad":
         parts += [f"## {name}", inspect.cleandoc(command.help or "")]
     for word, one in (inner or {}).items():
@@ -253,6 +271,6 @@ def figure(page: str, stem: str) -> str:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        file, section, results, measurements, recipes, settings, commands, name, names, words, methods, figure
+        file, section, results, measurements, extras, recipes, settings, commands, name, names, words, methods, figure
     )
 }  # fmt: skip
