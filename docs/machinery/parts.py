@@ -174,29 +174,28 @@ def commands(page: str) -> str:
 
 
 def _command(command: Any, name: str) -> list[str]:
-    inner = getattr(command, "commands", None)
+    import typer
+
+    inner = getattr(command, "commands", {})
     parts = []
-    if inner is None or command.params:
-        rows, usage = [], [name]
+    if not inner or name != "rankgrad":
+        parts += [f"## {name}", inspect.cleandoc(command.help or "")]
+    if not inner:
+        rows, usage, context = [], [name], typer.Context(command, info_name=name)
         for parameter in command.params:
+            given, told = parameter.get_help_record(context) or ("", "")
+            told, *rest = re.split(r"\s*\[(?=required|default)", told.rstrip("]"))
+            default = "".join(rest).removeprefix("default: ").partition(";")[0]
             if parameter.param_type_name == "argument":
-                shown = (parameter.metavar or parameter.name).upper()
-                usage.append(shown if parameter.required else f"[{shown}]")
-                if parameter.nargs == -1:
-                    usage[-1] += "..."
-                rows.append([f"`{shown}`", parameter.help or "", ""])
-            elif parameter.name != "help":
-                value = "" if parameter.is_flag else f" {parameter.type.name.upper()}"
-                flags = ", ".join(f"`{flag}{value}`" for flag in (*parameter.opts, *parameter.secondary_opts))
-                default = "" if parameter.default in (None, False) else f"`{parameter.default}`"
-                rows.append([flags, parameter.help or "", default])
+                given = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
+                usage.append(given if default == "required" else f"[{given}]")
+            if given and parameter.name != "help":
+                rows.append([f"`{given}`", told, f"`{default}`" if default not in ("", "required") else default])
         usage += ["[OPTIONS]"] if any(row[0].startswith("`-") for row in rows) else []
-        parts += [f"## {name}", inspect.cleandoc(command.help or ""), f"```text\n{' '.join(usage)}\n```"]
+        parts.append(f"```text\n{' '.join(usage)}\n```")
         if rows:
             parts.append(_table(["argument", "meaning", "default"], rows))
-    elif name != "rankgrad":
-        parts += [f"## {name}", inspect.cleandoc(command.help or "")]
-    for word, one in (inner or {}).items():
+    for word, one in inner.items():
         parts += _command(one, f"{name} {word}")
     return parts
 
@@ -268,9 +267,17 @@ def figure(page: str, stem: str) -> str:
     return f"![{stem}]({link}){{ .figure loading=lazy }}\n\n{caption}".strip()
 
 
+def figures(page: str) -> str:
+    """All pictures there are, each under a heading of its own."""
+    drawn = sorted({path.stem for path in FIGURES.glob("*") if path.suffix in (".svg", ".png")})
+    if not drawn:
+        return '!!! warning "Not drawn yet"\n    `rankgrad figure all --out docs/figures` draws them.'
+    return "\n\n".join(f"## {stem.replace('-', ' ').capitalize()}\n\n{figure(page, stem)}" for stem in drawn)
+
+
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        file, section, results, measurements, extras, recipes, settings, commands, name, names, words, methods, figure
+        file, section, results, measurements, extras, recipes, settings, commands, name, names, words, methods, figure, figures
     )
 }  # fmt: skip
