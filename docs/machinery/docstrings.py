@@ -25,7 +25,7 @@ def _link(name: str, place: griffe.Object) -> str:
     except (griffe.NameResolutionError, KeyError, griffe.AliasResolutionError):
         return f"`{name}`"
     public = all(not part.startswith("_") for part in found.path.split("."))
-    public = public and not found.path.startswith(("rankgrad.engine", "rankgrad.training"))
+    public = public and not found.path.startswith("rankgrad.engine")
     return f"[`{name}`][{found.canonical_path}]" if public and found.has_docstring else f"`{name}`"
 
 
@@ -35,7 +35,7 @@ def as_markdown(text: str, place: griffe.Object) -> str:
     text = _MATH.sub(lambda m: f"${' '.join(m[1].split())}$", text)
     text = _ROLE.sub(lambda m: _link(m[1], place), text)
     if isinstance(place, griffe.Function) and place.returns is not None:
-        # Our Returns sections are prose, where the parser would take all up to a colon for a type: give it the type.
+        # Our Returns sections are prose; up to a colon the parser would take it for a type. Give it the type.
         text = re.sub(r"^(Returns:\n +)", rf"\1{place.returns}: ", text, flags=re.MULTILINE)
     return re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
 

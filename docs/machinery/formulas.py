@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as etree
+from xml.etree.ElementTree import Element, SubElement
 
 from latex2mathml.converter import convert
 from markdown import Markdown
@@ -32,12 +32,12 @@ class _Inline(InlineProcessor):
 
 
 class _Block(BlockProcessor):
-    def test(self, parent: etree.Element, block: str) -> bool:
+    def test(self, parent: Element, block: str) -> bool:
         return block.startswith("$$") and block.rstrip().endswith("$$") and len(block) > 4
 
-    def run(self, parent: etree.Element, blocks: list[str]) -> None:
+    def run(self, parent: Element, blocks: list[str]) -> None:
         formula = blocks.pop(0).strip().removeprefix("$$").removesuffix("$$")
-        place = etree.SubElement(parent, "div", {"class": "formula"})
+        place = SubElement(parent, "div", {"class": "formula"})
         place.text = self.parser.md.htmlStash.store(mathml(formula, block=True))
 
 

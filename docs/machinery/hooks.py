@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import parts
-from formulas import Formulas
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+import parts
+from formulas import Formulas
 
 _INCLUDE = re.compile(r"^<!-- include: (\w+)(?: (.+?))? -->$", re.MULTILINE)
 

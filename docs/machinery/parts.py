@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import posixpath
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -65,7 +67,7 @@ def results(page: str, pattern: str, heading: str, command: str) -> str:
     """
     for path in sorted(RESULTS.glob(pattern), reverse=True):
         text = path.read_text(encoding="utf-8")
-        for title, body in re.findall(r"^#+ (.*)\n(.*?)(?=^#+ |\Z)", text, re.MULTILINE | re.DOTALL):
+        for title, body in re.findall(r"^#+ ([^\n]*)\n(.*?)(?=^#+ |\Z)", text, re.MULTILINE | re.DOTALL):
             tables = re.findall(r"(?:^\|.*\n?)+", body, re.MULTILINE)
             if heading.lower() in title.lower() and tables:
                 link = posixpath.relpath(f"results/{path.name}", posixpath.dirname(page) or ".")
@@ -129,7 +131,7 @@ def recipes(page: str) -> str:
 def _comments(kind: type) -> dict[str, str]:
     """What the source says behind each setting."""
     found = re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE)
-    return {name: told for name, told in found}
+    return dict(found)
 
 
 def _kind(annotation: Any) -> str:
@@ -244,12 +246,41 @@ def words(page: str, module: str) -> str:
     return f"::: {module}\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false"
 
 
+#: Rooms that have pages of their own.
+_TOLD = (
+    "rankgrad",
+    "rankgrad.losses",
+    "rankgrad.surrogates",
+    "rankgrad.surrogates.sodeep",
+    "rankgrad.detection",
+    "rankgrad.figures",
+)
+
+
+def others(page: str) -> str:
+    """Every further module that has an ``__all__``: what it says about itself, and its names."""
+    import rankgrad
+
+    text = []
+    for found in pkgutil.walk_packages(rankgrad.__path__, "rankgrad."):
+        if found.name in _TOLD or "._" in found.name:
+            continue
+        if hasattr(importlib.import_module(found.name), "__all__"):
+            text += [words(page, found.name), names(page, found.name)]
+    return "\n\n".join(text)
+
+
 def methods(page: str) -> str:
     """The rivals' register as a table."""
     from rankgrad.surrogates import METHODS
 
     rows = [
-        [f"`{key}`", one.citation, one.complexity, "any ranking loss" if one.general else "AP only"]
+        [
+            f"`{key}`",
+            one.citation,
+            one.complexity.replace("^2", "²"),
+            "any ranking loss" if one.general else "AP only",
+        ]
         for key, one in METHODS.items()
     ]
     return _table(["name in `METHODS`", "paper", "claimed", "serves"], rows)
@@ -278,6 +309,8 @@ def figures(page: str) -> str:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        file, section, results, measurements, extras, recipes, settings, commands, name, names, words, methods, figure, figures
+        *(file, section, results, measurements),
+        *(extras, recipes, settings, commands),
+        *(name, names, words, others, methods, figure, figures),
     )
-}  # fmt: skip
+}
