@@ -28,6 +28,7 @@ from docs.machinery import parts
 
 ROOT = Path(__file__).parent.parent
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
+PAGES = {name: text for name, text in PAGES.items() if not name.startswith("docs/figures/")}  # captions
 BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None)
 
 
@@ -71,7 +72,8 @@ WRONG = [["train", "cub", "lrr=1e-5"], ["train", "cubb"]]
 def check_command(words):
     """Parse a command line without running it; settings are checked as far as they can be without data."""
     command = typer.main.get_command(cli.build())
-    while hasattr(command, "commands"):
+    word = ""
+    while hasattr(command, "commands") and (not word or words and not words[0].startswith("-")):
         word, *words = words
         assert word in command.commands, word
         command = command.commands[word]
@@ -146,14 +148,28 @@ def test_result_tables(tmp_path, monkeypatch):
     assert "Not measured" in parts.results("x.md", "*-bench.md", "memory", "c")
 
 
+def test_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "FIGURES", tmp_path)
+    assert "rankgrad figure gradients" in parts.figure("rivals.md", "gradients")
+    assert "rankgrad figure all" in parts.figures("figures.md")
+    (tmp_path / "gradients.png").write_bytes(b"x")
+    (tmp_path / "gradients.svg").write_bytes(b"x")
+    (tmp_path / "gradients.md").write_text("What to\nsee.\n")
+    (tmp_path / "large-one.png").write_bytes(b"x")
+    (tmp_path / "large-one.svg").write_bytes(b"x" * 400_000)
+    page = parts.figures("train/figures.md")
+    assert "(../figures/gradients.svg)" in page and "What to see." in page and "## Large one" in page
+    assert "(../figures/large-one.png)" in page and "large-one.svg" not in page
+
+
 def test_recipes_say_what_their_headers_say():
     page = parts.recipes("train/recipes.md")
     for name in recipes.recipe_names():
         text = recipes.recipe_text(name)
         part = page.split(f"## {name}\n")[1].split("\n## ")[0]
-        config = recipes.load(name)[1]
+        target = getattr(recipes.load(name)[1], "target", None)
         assert f"rankgrad train {name}" in part
-        assert config.target is None or f"{config.target}" in part.split("???")[0]
+        assert target is None or f"{target}" in part.split("???")[0]
         for line in text.splitlines():
             assert line.lstrip("# ").strip() in part or line.startswith("#")
         words = re.sub(r"\W+", " ", " ".join(line for line in text.splitlines() if line.startswith("#")))

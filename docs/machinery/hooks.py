@@ -17,6 +17,9 @@ import parts
 from formulas import Formulas
 
 _INCLUDE = re.compile(r"^<!-- include: (\w+)(?: (.+?))? -->$", re.MULTILINE)
+#: In narrow columns a number and its unit stay together.
+_TABLE_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+_QUANTITY = re.compile(r"(?<=\d) (?=(?:%|us|ms|s|MiB|GiB|points)(?:\W|$))")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -41,4 +44,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         arguments = [part.strip() for part in (found[2] or "").split("|") if part.strip()]
         return parts.PARTS[found[1]](page.file.src_uri, *arguments)
 
-    return _INCLUDE.sub(made, markdown)
+    return _TABLE_ROW.sub(lambda row: _QUANTITY.sub("\N{NO-BREAK SPACE}", row[0]), _INCLUDE.sub(made, markdown))

@@ -28,7 +28,10 @@ def result_files() -> list[Path]:
 
 
 def _exists(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package it would be in
+        return False
 
 
 def _row(cells: list[str]) -> str:
@@ -47,11 +50,13 @@ def file(page: str, name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def section(page: str, name: str, heading: str) -> str:
-    """What stands under a heading of level 2 of a file."""
+def section(page: str, name: str, heading: str, optional: str = "") -> str:
+    """What stands under a heading of level 2 of a file; nothing, if it is optional and not there."""
     text = (ROOT / name).read_text(encoding="utf-8")
     found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     if found is None:
+        if optional:
+            return ""
         raise ValueError(f"{page}: {name} has no section {heading!r}")
     return found[1].strip()
 
@@ -120,8 +125,8 @@ def recipes(page: str) -> str:
     parts = []
     for name in room.recipe_names():
         summary, commands, remarks, settings = _header(room.recipe_text(name))
-        # What stands in brackets behind a command goes above it: lines stay short enough for a telephone.
-        commands = [re.sub(r"^(.*?)\s{2,}\((.*)\)$", r"# \2\n\1", command) for command in commands]
+        # A remark behind a command goes above it: lines stay short enough for a telephone.
+        commands = [re.sub(r"^(.*?)\s{2,}\(?(.*?)\)?$", r"# \2\n\1", command) for command in commands]
         parts += [f"## {name}", summary, "```bash\n" + "\n".join(commands) + "\n```", remarks]
         indented = "\n".join(f"    {line}" for line in settings.splitlines())
         parts.append(f'??? abstract "Settings of {name}"\n    ```yaml\n{indented}\n    ```')
@@ -143,7 +148,9 @@ def _kind(annotation: Any) -> str:
 
 
 def settings(page: str, module: str) -> str:
-    """Tables of the settings a run of one subject knows, section by section."""
+    """Tables of the settings a run of one subject knows, section by section; nothing without the subject."""
+    if not _exists(module):
+        return ""
     from rankgrad.training.config import sections_of
 
     config = importlib.import_module(module).Config
@@ -161,8 +168,9 @@ def settings(page: str, module: str) -> str:
             default = "" if field.is_required() else f"`{field.default}`"
             key = f"{prefix}.{name}" if prefix else name
             rows.append([f"`{key}`", _kind(field.annotation), default, told.get(name, "")])
-        title = f"`{prefix}`: {inspect.getdoc(kind)}" if prefix else "Of the run"
-        parts += [f"### {title.rstrip('.')}", _table(["setting", "kind", "default", "meaning"], rows)]
+        first = re.sub(r":\w+:`([^`]*)`", r"\1", (inspect.getdoc(kind) or "").partition("\n")[0])
+        title = f"`{prefix}`: {first}" if prefix else "Of the run"
+        parts += [f"#### {title.rstrip('.')}", _table(["setting", "kind", "default", "meaning"], rows)]
     return "\n\n".join(parts)
 
 
@@ -179,22 +187,22 @@ def _command(command: Any, name: str) -> list[str]:
     import typer
 
     inner = getattr(command, "commands", {})
+    rows, usage, context = [], [name], typer.Context(command, info_name=name)
+    for parameter in command.params:
+        given, told = parameter.get_help_record(context) or ("", "")
+        told, *rest = re.split(r"\s*\[(?=required|default)", told.rstrip("]"))
+        default = "".join(rest).removeprefix("default: ").partition(";")[0]
+        if parameter.param_type_name == "argument":
+            given = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
+            usage.append(given if default == "required" else f"[{given}]")
+        if given and parameter.name != "help":
+            rows.append([f"`{given}`", told, f"`{default}`" if default not in ("", "required") else default])
+    usage += ["[OPTIONS]"] if any(row[0].startswith("`-") for row in rows) else []
     parts = []
-    if not inner or name != "rankgrad":
+    if name != "rankgrad":
         parts += [f"## {name}", inspect.cleandoc(command.help or "")]
-    if not inner:
-        rows, usage, context = [], [name], typer.Context(command, info_name=name)
-        for parameter in command.params:
-            given, told = parameter.get_help_record(context) or ("", "")
-            told, *rest = re.split(r"\s*\[(?=required|default)", told.rstrip("]"))
-            default = "".join(rest).removeprefix("default: ").partition(";")[0]
-            if parameter.param_type_name == "argument":
-                given = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
-                usage.append(given if default == "required" else f"[{given}]")
-            if given and parameter.name != "help":
-                rows.append([f"`{given}`", told, f"`{default}`" if default not in ("", "required") else default])
-        usage += ["[OPTIONS]"] if any(row[0].startswith("`-") for row in rows) else []
-        parts.append(f"```text\n{' '.join(usage)}\n```")
+        if rows or not inner:
+            parts.append(f"```text\n{' '.join(usage)}\n```")
         if rows:
             parts.append(_table(["argument", "meaning", "default"], rows))
     for word, one in inner.items():
@@ -286,21 +294,40 @@ def methods(page: str) -> str:
     return _table(["name in `METHODS`", "paper", "claimed", "serves"], rows)
 
 
+#: A larger SVG (surfaces of thousands of patches) is slower to show than its PNG.
+_LARGEST_SVG = 300_000
+
+
+def _pictures() -> dict[str, Path]:
+    """What ``rankgrad figure`` has drawn, by name: the SVG, or the PNG where that is lighter."""
+    found = {path.stem: path for path in sorted(FIGURES.glob("*.png"))}
+    for path in FIGURES.glob("*.svg"):
+        if path.stem not in found or path.stat().st_size <= _LARGEST_SVG:
+            found[path.stem] = path
+    return dict(sorted(found.items()))
+
+
 def figure(page: str, stem: str) -> str:
-    """A picture of ``rankgrad figure`` with its caption, or the command that draws it."""
-    pictures = sorted(path for path in FIGURES.glob(f"{stem}.*") if path.suffix in (".svg", ".png"))
-    if not pictures:
+    """A picture with its caption (the text beside it), or the command that draws it."""
+    picture = _pictures().get(stem)
+    if picture is None:
         return f'!!! warning "Not drawn yet"\n    `rankgrad figure {stem} --out docs/figures` draws this one.'
-    picture = pictures[-1]  # .svg rather than .png
     link = posixpath.relpath(f"figures/{picture.name}", posixpath.dirname(page) or ".")
-    told = picture.with_suffix(".txt")
-    caption = told.read_text(encoding="utf-8").strip() if told.is_file() else ""
-    return f"![{stem}]({link}){{ .figure loading=lazy }}\n\n{caption}".strip()
+    told = picture.with_suffix(".md")
+    caption = " ".join(told.read_text(encoding="utf-8").split()) if told.is_file() else ""
+    return "\n".join(
+        [
+            '<figure markdown="span">',
+            f"![{stem}]({link}){{ loading=lazy }}",
+            f'<figcaption markdown="span">{caption}</figcaption>',
+            "</figure>",
+        ]
+    )
 
 
 def figures(page: str) -> str:
     """All pictures there are, each under a heading of its own."""
-    drawn = sorted({path.stem for path in FIGURES.glob("*") if path.suffix in (".svg", ".png")})
+    drawn = _pictures()
     if not drawn:
         return '!!! warning "Not drawn yet"\n    `rankgrad figure all --out docs/figures` draws them.'
     return "\n\n".join(f"## {stem.replace('-', ' ').capitalize()}\n\n{figure(page, stem)}" for stem in drawn)
