@@ -73,7 +73,7 @@ def check_command(words):
     """Parse a command line without running it; settings are checked as far as they can be without data."""
     command = typer.main.get_command(cli.build())
     word = ""
-    while hasattr(command, "commands") and (not word or words and not words[0].startswith("-")):
+    while hasattr(command, "commands") and (not word or (words and not words[0].startswith("-"))):
         word, *words = words
         assert word in command.commands, word
         command = command.commands[word]

@@ -37,6 +37,7 @@ def as_markdown(text: str, place: griffe.Object) -> str:
     if isinstance(place, griffe.Function) and place.returns is not None:
         # Our Returns sections are prose; up to a colon the parser would take it for a type. Give it the type.
         text = re.sub(r"^(Returns:\n +)", rf"\1{place.returns}: ", text, flags=re.MULTILINE)
+    text = re.sub(r"^Reference:\n +(.*)", r"**Reference:** \1", text, flags=re.MULTILINE)
     return re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
 
 

@@ -34,6 +34,10 @@ def _exists(module: str) -> bool:
         return False
 
 
+def _missing(module: str) -> str:
+    return f'!!! warning "Not in this version yet"\n    `{module}` is being written.'
+
+
 def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
 
@@ -148,9 +152,9 @@ def _kind(annotation: Any) -> str:
 
 
 def settings(page: str, module: str) -> str:
-    """Tables of the settings a run of one subject knows, section by section; nothing without the subject."""
+    """Tables of the settings a run of one subject knows, section by section."""
     if not _exists(module):
-        return ""
+        return _missing(module)
     from rankgrad.training.config import sections_of
 
     config = importlib.import_module(module).Config
@@ -238,7 +242,7 @@ def name(page: str, path: str) -> str:
 def names(page: str, module: str, *chosen: str) -> str:
     """Every name of a module's ``__all__`` (or those given) from its docstring."""
     if not _exists(module):
-        return f'!!! warning "Not in this version yet"\n    `{module}` is being written.'
+        return _missing(module)
     room = importlib.import_module(module)
     listed = list(chosen) or list(getattr(room, "__all__", ()))
     if not listed:
@@ -250,7 +254,7 @@ def names(page: str, module: str, *chosen: str) -> str:
 def words(page: str, module: str) -> str:
     """What a module says about itself."""
     if not _exists(module):
-        return f'!!! warning "Not in this version yet"\n    `{module}` is being written.'
+        return _missing(module)
     return f"::: {module}\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false"
 
 
