@@ -16,15 +16,17 @@ import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
+from PIL import Image
 
 import rankgrad
 from rankgrad import cli, recipes
 from rankgrad.retrieval import losses
 
 import code_blocks
-from docs.machinery import parts
+from docs.machinery import parts, pictures
 
 ROOT = Path(__file__).parent.parent
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
@@ -151,15 +153,31 @@ def test_result_tables(tmp_path, monkeypatch):
 def test_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "FIGURES", tmp_path)
     assert "rankgrad figure gradients" in parts.figure("rivals.md", "gradients")
-    assert "rankgrad figure all" in parts.figures("figures.md")
     (tmp_path / "gradients.png").write_bytes(b"x")
-    (tmp_path / "gradients.svg").write_bytes(b"x")
     (tmp_path / "gradients.md").write_text("What to\nsee.\n")
-    (tmp_path / "large-one.png").write_bytes(b"x")
-    (tmp_path / "large-one.svg").write_bytes(b"x" * 400_000)
-    page = parts.figures("train/figures.md")
-    assert "(../figures/gradients.svg)" in page and "What to see." in page and "## Large one" in page
-    assert "(../figures/large-one.png)" in page and "large-one.svg" not in page
+    assert "(../figures/gradients.png)" in parts.figure("train/x.md", "gradients")
+    assert ">What to see.<" in parts.figure("train/x.md", "gradients")
+
+
+def test_pictures_are_light(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (300, 2000, 3), dtype=np.uint8)
+    drawn, folder = tmp_path / "drawn", tmp_path / "figures"
+    drawn.mkdir()
+    for name, svg in (("small", "<svg/>"), ("large", "<svg/>" * 10**6)):
+        Image.fromarray(noise // 64 * 64).save(drawn / f"{name}.png")
+        (drawn / f"{name}.svg").write_text(svg)
+        (drawn / f"{name}.md").write_text(name)
+    folder.mkdir()
+    (folder / "small.png").write_bytes(b"an older form")
+    pictures.collect(drawn, folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["large.md", "large.png", "small.md", "small.svg"]
+    with Image.open(folder / "large.png") as picture:
+        assert picture.size == (1600, 240) and picture.mode == "P"
+
+
+def test_the_pictures_of_the_repository_are_few_and_light():
+    sizes = [path.stat().st_size for path in (ROOT / "docs" / "figures").iterdir()]
+    assert sum(sizes) < 1_500_000
 
 
 def test_recipes_say_what_their_headers_say():

@@ -33,7 +33,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """A page for every file of measurements."""
     for path in parts.result_files():
-        files.append(File.generated(config, f"results/{path.name}", content=path.read_text(encoding="utf-8")))
+        text = "---\nhide: [toc]\n---\n\n" + path.read_text(encoding="utf-8")  # room for wide tables
+        files.append(File.generated(config, f"results/{path.name}", content=text))
     return files
 
 

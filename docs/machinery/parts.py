@@ -240,9 +240,9 @@ def name(page: str, path: str) -> str:
 
 
 def names(page: str, module: str, *chosen: str) -> str:
-    """Every name of a module's ``__all__`` (or those given) from its docstring."""
+    """Every name of a module's ``__all__`` (or those given) from its docstring; nothing without the module."""
     if not _exists(module):
-        return _missing(module)
+        return ""
     room = importlib.import_module(module)
     listed = list(chosen) or list(getattr(room, "__all__", ()))
     if not listed:
@@ -298,24 +298,16 @@ def methods(page: str) -> str:
     return _table(["name in `METHODS`", "paper", "claimed", "serves"], rows)
 
 
-#: A larger SVG (surfaces of thousands of patches) is slower to show than its PNG.
-_LARGEST_SVG = 300_000
-
-
 def _pictures() -> dict[str, Path]:
-    """What ``rankgrad figure`` has drawn, by name: the SVG, or the PNG where that is lighter."""
-    found = {path.stem: path for path in sorted(FIGURES.glob("*.png"))}
-    for path in FIGURES.glob("*.svg"):
-        if path.stem not in found or path.stat().st_size <= _LARGEST_SVG:
-            found[path.stem] = path
-    return dict(sorted(found.items()))
+    """The pictures in ``docs/figures`` by name."""
+    return {path.stem: path for path in sorted(FIGURES.iterdir()) if path.suffix in (".png", ".svg")}
 
 
 def figure(page: str, stem: str) -> str:
     """A picture with its caption (the text beside it), or the command that draws it."""
     picture = _pictures().get(stem)
     if picture is None:
-        return f'!!! warning "Not drawn yet"\n    `rankgrad figure {stem} --out docs/figures` draws this one.'
+        return f'!!! warning "Not drawn yet"\n    `rankgrad figure {stem}` draws this one.'
     link = posixpath.relpath(f"figures/{picture.name}", posixpath.dirname(page) or ".")
     told = picture.with_suffix(".md")
     caption = " ".join(told.read_text(encoding="utf-8").split()) if told.is_file() else ""
@@ -330,11 +322,18 @@ def figure(page: str, stem: str) -> str:
 
 
 def figures(page: str) -> str:
-    """All pictures there are, each under a heading of its own."""
-    drawn = _pictures()
-    if not drawn:
-        return '!!! warning "Not drawn yet"\n    `rankgrad figure all --out docs/figures` draws them.'
-    return "\n\n".join(f"## {stem.replace('-', ' ').capitalize()}\n\n{figure(page, stem)}" for stem in drawn)
+    """Every figure that can be drawn, with the pictures there are of it."""
+    if not _exists("rankgrad.figures.catalogue"):
+        return _missing("rankgrad.figures")
+    from rankgrad.figures import catalogue
+
+    parts, drawn = [], _pictures()
+    for stem, told in catalogue.FIGURES.items():
+        parts += [f"## {stem.replace('-', ' ').capitalize()}", told[0].upper() + told[1:] + "."]
+        parts.append(f"```bash\nrankgrad figure {stem}\n```")
+        versions = sorted(one for one in drawn if one == stem or one.startswith(f"{stem}-"))
+        parts += [figure(page, one) for one in versions or [stem]]
+    return "\n\n".join(parts)
 
 
 PARTS: dict[str, Callable[..., str]] = {
