@@ -23,7 +23,7 @@ docs: $(READY)
 
 figures: $(READY)
 	$(BIN)/rankgrad figure all --out build/figures $(FIGURE)
-	$(BIN)/python docs/machinery/pictures.py build/figures docs/figures
+	$(BIN)/python docs/machinery/lighter.py build/figures docs/figures
 
 setup: $(READY)
 

@@ -1,6 +1,6 @@
 """Put what ``rankgrad figure`` has drawn into docs/figures: captions, and each picture in its lightest form.
 
-python docs/machinery/pictures.py DRAWN docs/figures
+python docs/machinery/lighter.py DRAWN docs/figures
 """
 
 from __future__ import annotations
