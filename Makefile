@@ -1,10 +1,12 @@
 # make run    set up and run the main job on embedded data
 # make test   set up and run everything CI runs
+# make docs   set up and build the documentation: build/site/index.html
+# make figures   draw the figures of the documentation again; FIGURE="--run DIR --results DIR" for those that need them
 PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/.ready
 
-.PHONY: run test setup clean
+.PHONY: run test docs figures setup clean
 
 run: $(READY)
 	$(BIN)/rankgrad train digits
@@ -15,6 +17,13 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/test_kernels_interpreted.py
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+figures: $(READY)
+	$(BIN)/rankgrad figure all --out build/figures $(FIGURE)
+	$(BIN)/python docs/machinery/lighter.py build/figures docs/figures
 
 setup: $(READY)
 

@@ -1,9 +1,9 @@
 """Frozen batch norms carried by the convolutions before them: the same function with less memory traffic.
 
 A frozen norm multiplies each channel by a number and adds another. Multiplied into the convolution's weights,
-which are small, it needs no pass over the activations, neither forward nor backward (a fifth more pictures a second
-in a compiled ResNet-50 on an H200). Its own scale and shift go on learning: the product is made anew in every step.
-Parameters and buffers keep their names.
+which are small, it needs no pass over the activations, neither forward nor backward (a fifth more pictures a
+second in a compiled ResNet-50 on an H200). Its own scale and shift go on learning: the product is made anew in
+every step. Parameters and buffers keep their names.
 """
 
 from __future__ import annotations
