@@ -19,7 +19,7 @@ FLOORS = [
     "losses",
     "surrogates",
     "training",
-    "retrieval bench",
+    "retrieval figures bench",
     "recipes",
     "cli",
 ]

@@ -40,4 +40,5 @@ def main(arguments: list[str] | None = None) -> Any:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rankgrad"):
             raise
-        sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[train]'")
+        extra = "figures" if package == "matplotlib" else "train"
+        sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[{extra}]'")
