@@ -40,10 +40,12 @@ def test_slope_and_prediction():
     cubic = [(n, 7 * n**3) for n in (10, 30, 100)]
     assert complexity.slope(cubic) == pytest.approx(3)
     assert complexity.slope(cubic[:1]) is None
-    assert complexity.predicted(cubic, 300, at_least=1) == pytest.approx(7 * 300**3)
+    assert complexity.predicted(cubic, 300, at_least=1, at_most=4) == pytest.approx(7 * 300**3)
+    assert complexity.predicted(cubic, 300, at_least=1, at_most=2) == pytest.approx(7 * 100**3 * 9)
     flat = [(10, 2.0), (100, 2.0)]
-    assert complexity.predicted(flat, 1000, at_least=2) == pytest.approx(200)
-    assert complexity.predicted([], 10, at_least=1) is None
+    assert complexity.predicted(flat, 1000, at_least=2, at_most=4) == pytest.approx(200)
+    assert complexity.predicted(flat[:1], 100, at_least=1, at_most=2) == pytest.approx(20)
+    assert complexity.predicted([], 10, at_least=1, at_most=2) == 0
 
 
 def test_the_fit_is_over_the_tail_and_the_claim_over_the_same_lists():
@@ -107,6 +109,28 @@ def test_a_list_that_would_fill_the_memory_is_not_run(monkeypatch):
     points = walk(monkeypatch, contender, ran, *needs, limit=60, free=20 * 2**30)
     assert [p.note for p in points] == ["", "", "out of memory"]
     assert ran == [100, 1000]
+
+
+def test_a_lump_of_memory_early_on_is_no_growth(monkeypatch):
+    """A compiler's 90 MB at one length, nothing at the next."""
+    contender, ran, *needs = spy(lambda n: 1e-9 * n, lambda n: 90 * 2**20 if n == 100 else 10 * n)
+    points = walk(monkeypatch, contender, ran, *needs, limit=60, free=20 * 2**30)
+    assert ran == [100, 1000, 10_000, 100_000] and not points[-1].note
+
+
+def test_a_first_call_that_compiles_is_not_the_time():
+    import time
+
+    calls = []
+
+    def run():
+        calls.append(1)
+        time.sleep(0.2 if len(calls) == 1 else 0.001)
+
+    assert timing.seconds(run, CPU, budget=0.01) < 0.1
+    calls.clear()
+    assert timing.seconds(run, CPU, budget=0.01, once_over=0.1) > 0.1
+    assert len(calls) == 1
 
 
 def test_a_list_longer_than_predicted_says_so(monkeypatch):

@@ -16,6 +16,7 @@ def build() -> typer.Typer:
     from rankgrad.bench import commands as bench
     from rankgrad.recipes import commands as recipes
     from rankgrad.retrieval import commands as retrieval
+    from rankgrad.surrogates.sodeep import commands as sodeep
 
     app = typer.Typer(
         help="Train directly for ranking metrics.",
@@ -23,7 +24,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    for room in (recipes, retrieval, bench):
+    for room in (recipes, retrieval, bench, sodeep):
         room.register(app)
     return app
 

@@ -25,7 +25,8 @@ from rankgrad.surrogates import METHODS
 LENGTHS = (*(m * 10**e for e in range(2, 7) for m in (1, 3)), 10_000_000)
 #: The exponent is fitted over this many of the longest lists.
 TAIL = 3
-_FIRST_BYTES = 64 * 2**20  # smaller peaks say nothing: resident memory comes in lumps
+_LEAST_BYTES = 64 * 2**20  # peaks below this say nothing about growth
+_LONG = 0.5  # seconds; longer calls are made once
 _SHARE = 0.8  # of the memory that is free; beyond it a machine swaps or kills
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -120,12 +121,12 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
     return float(sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs))
 
 
-def predicted(points: Sequence[tuple[float, float]], n: int, *, at_least: float) -> float | None:
-    """The last value carried on to n with the growth of the last two, or with the exponent ``at_least``."""
+def predicted(points: Sequence[tuple[float, float]], n: int, *, at_least: float, at_most: float) -> float:
+    """The last value carried on to n with the growth of the last two, between two exponents; 0 from nothing."""
     if not points:
-        return None
+        return 0.0
     last_n, last = points[-1]
-    exponent = max(at_least, slope(points[-2:]) or at_least)
+    exponent = max(at_least, min(slope(points[-2:]) or 0.0, at_most))
     return float(last * (n / last_n) ** exponent)
 
 
@@ -142,14 +143,14 @@ def _next_point(
 ) -> Point:
     known = [(p.n, p.seconds) for p in points if p.seconds]
     claim = slope([(m, contender.work(m, relevant_of(m))) for m in (n // 3, n)])
-    expected = predicted(known, n, at_least=claim or 1.0)
-    if expected is not None and expected > limit:
+    expected = predicted(known, n, at_least=claim or 1.0, at_most=4.0)
+    if expected > limit:
         return Point(n, None, note=f"> {limit:g} s")
-    peaks = [(p.n, max(p.peak, _FIRST_BYTES)) for p in points if p.peak is not None]
-    # Two peaks too small to tell say nothing yet about growth: assume the worst there is, n^2.
-    told = [peak for peak in peaks if peak[1] > _FIRST_BYTES]
-    room = predicted(told or peaks[-1:], n, at_least=1.0 if len(told) > 1 else 2.0)
-    if room is not None and room > _SHARE * timing.available_bytes(device):
+    peaks = [(p.n, max(p.peak, _LEAST_BYTES)) for p in points if p.peak is not None]
+    # The worst is a matrix of n x n: assumed for a peak that has just come into sight.
+    small = [size == _LEAST_BYTES for _, size in peaks[-2:]]
+    room = predicted(peaks, n, at_least=2.0 if small in ([True, False], [False]) else 1.0, at_most=2.0)
+    if room > _SHARE * timing.available_bytes(device):
         return Point(n, None, note="out of memory")
     try:
         with timing.memory_over_now(device) as peak:
@@ -157,7 +158,9 @@ def _next_point(
             step = step_of(contender.prepare(scores), scores, relevance)
             if contender.ours and n <= 100_000 and not _equals_reference(step):
                 return Point(n, None, note="differs from the reference")
-            took = timing.seconds(step, device, budget=0.2, once_over=min(0.5, limit / 4))
+            # A first call that takes long against expectation compiles something: it is not the answer.
+            once_over = _LONG if expected > _LONG / 2 else math.inf
+            took = timing.seconds(step, device, budget=0.2, once_over=once_over)
             return Point(n, took, peak()) if took <= limit else Point(n, None, peak(), f"> {limit:g} s")
     except (torch.OutOfMemoryError, MemoryError):
         return Point(n, None, note="out of memory")
