@@ -19,8 +19,9 @@ FLOORS = [
     "losses",
     "surrogates",
     "training",
-    "retrieval figures bench",
+    "retrieval",
     "recipes",
+    "figures bench",
     "cli",
 ]
 

@@ -14,6 +14,7 @@ def build() -> typer.Typer:
     import typer
 
     from rankgrad.bench import commands as bench
+    from rankgrad.figures import commands as figures
     from rankgrad.recipes import commands as recipes
     from rankgrad.retrieval import commands as retrieval
     from rankgrad.surrogates.sodeep import commands as sodeep
@@ -24,7 +25,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    for room in (recipes, retrieval, bench, sodeep):
+    for room in (recipes, retrieval, bench, sodeep, figures):
         room.register(app)
     return app
 

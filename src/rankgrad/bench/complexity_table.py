@@ -102,7 +102,7 @@ def complexity(
         from rankgrad.figures import complexity as figure
         from rankgrad.figures import style
 
-        for file in style.save(figure.draw(everything), plot.parent, plot.stem):
+        for file in style.save(figure.plot(everything), plot.parent, plot.stem):
             console.print(str(file), markup=False, soft_wrap=True)
 
 

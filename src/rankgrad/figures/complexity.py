@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankgrad.figures import style
+from rankgrad.figures.drawing import Drawing, Sources
+from rankgrad.training.errors import UserError
+
+_DEFAULT = Path("benchmarks/results")
 
 CAPTION = """Time of one call, forward and backward, against the length n of the list, 1 % of it relevant. Axes
 are logarithmic, so a line is as steep as its exponent: the number behind each name, over its last three points.
@@ -30,7 +36,20 @@ _LOOKS = {
 }
 
 
-def draw(numbers: dict[str, Any]) -> Figure:
+def draw(sources: Sources) -> list[Drawing]:
+    """From ``--results``: a file, or a folder with files of several devices, the latest of each."""
+    path = sources.results or _DEFAULT
+    files = sorted(path.glob("*complexity*.json")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise UserError(f"--results: no numbers of `rankgrad bench complexity --json FILE` in {str(path)!r}")
+    numbers = [json.loads(file.read_text()) for file in files]
+    devices = {place: found for one in numbers for place, found in one.get("devices", {}).items()}
+    if not devices:
+        raise UserError(f"--results: {str(files[0])!r} is not from `rankgrad bench complexity --json FILE`")
+    return [Drawing("complexity", plot({"devices": dict(sorted(devices.items()))}), CAPTION)]
+
+
+def plot(numbers: dict[str, Any]) -> Figure:
     """One panel a device."""
     devices = numbers["devices"]
     with style.applied():

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from rankgrad.training.checkpoint import write_bytes
@@ -20,13 +22,13 @@ SKY, RED, BLACK, GREY = "#56B4E9", "#D55E00", "#1A1A1A", "#7A7A7A"
 RELEVANT, IRRELEVANT = BLUE, ORANGE
 FAINT = "#DDDDDD"
 #: For surfaces: perceptually even, readable in grey.
-SURFACE = "cividis"
+SURFACE = "viridis"
 DPI = 200
 
 _SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters everywhere
     "font.size": 9,
-    "axes.titlesize": 10,
+    "axes.titlesize": 9,
     "axes.titleweight": "bold",
     "axes.labelsize": 9,
     "axes.edgecolor": "#555555",
@@ -72,6 +74,11 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
             written.append(folder / f"{name}.{kind}")
             write_bytes(written[-1], file.getvalue())
     return written
+
+
+def colours(values: np.ndarray, norm: Normalize) -> np.ndarray:
+    """RGBA of values, ``[..., 4]``."""
+    return np.asarray(matplotlib.colormaps[SURFACE](norm(values)))
 
 
 def apart(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
