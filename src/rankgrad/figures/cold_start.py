@@ -102,6 +102,7 @@ def draw(sources: Sources) -> list[Drawing]:
         for axes in (left, right):
             axes.set_xlabel("step")
             axes.set_xlim(0, STEPS)
+            axes.set_xticks(range(0, STEPS + 1, 50))
             axes.grid(True, axis="y")
         right.set_yscale("log")
         for (name, height), place in zip(ends.items(), style.apart(list(ends.values()), 6, 2, 98), strict=True):
