@@ -5,6 +5,8 @@ import io
 import itertools
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -308,8 +310,9 @@ def test_estimates_by_hand():
     assert batch_bias.whole(embeddings, labels) == pytest.approx(float(expected))
     found = batch_bias._average_precisions(embeddings, labels, rows[:1], torch.tensor([0, 2]))
     assert found.tolist() == [-1]  # nothing relevant there
-    # query 2 against 3 and 0: cosines 0.78 (right) and 0.71
-    assert batch_bias._average_precisions(embeddings, labels, rows[2:3], torch.tensor([2, 3, 0])).tolist() == [1]
+    assert batch_bias._mean_ap(embeddings, labels, rows[:1], torch.tensor([0, 2])).isnan()
+    # query 0 against 4 (cosine 0.999, wrong) and 1 (0.994, right), itself left out
+    assert batch_bias._average_precisions(embeddings, labels, rows[:1], torch.tensor([4, 1, 0])).tolist() == [0.5]
 
 
 def test_embeddings_of_a_file(tmp_path):
@@ -508,6 +511,14 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 def test_names_are_checked():
     assert cli("figure", "landscap") == "rankgrad: NAME: unknown value 'landscap', did you mean 'landscape'?"
     assert "there are" in cli("figure", "xyz")
+
+
+def test_without_matplotlib_the_extra_is_named():
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from rankgrad.cli import main; main(['figure', 'margin'])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stderr == "rankgrad: matplotlib is not installed: pip install 'rankgrad[figures]'\n"
 
 
 def test_the_sorter_is_trained_once_in_the_cache(tmp_path, monkeypatch):

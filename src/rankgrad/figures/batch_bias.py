@@ -40,7 +40,7 @@ def draw(sources: Sources) -> list[Drawing]:
         for memory, colour, marker in looks:
             fits = [size for size in sizes if size * (memory + 1) <= n]
             found = [estimates(embeddings, labels, size, memory).numpy() for size in fits]
-            mean, deviation = (np.array([each(one) for one in found]) for each in (np.mean, np.std))
+            mean, deviation = (np.array([each(one) for one in found]) for each in (np.nanmean, np.nanstd))
             told = f"memory of {memory} batches" if memory else "no memory"
             axes.plot(fits, mean, color=colour, marker=marker, ms=4, label=told)
             axes.fill_between(fits, mean - deviation, mean + deviation, color=colour, alpha=0.15, lw=0)
@@ -78,6 +78,7 @@ def whole(embeddings: Tensor, labels: Tensor) -> float:
 
 
 def _mean_ap(embeddings: Tensor, labels: Tensor, queries: Tensor, candidates: Tensor) -> Tensor:
+    """Mean over queries with something relevant; NaN if there is none: such a batch has no mAP."""
     found = _average_precisions(embeddings, labels, queries, candidates)
     return found[found >= 0].mean()
 

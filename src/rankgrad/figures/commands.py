@@ -49,7 +49,7 @@ def figure(
             continue
         for drawing in drawings:
             files = drawing.save(out)
-            print(f"{', '.join(str(file) for file in files)}\n{drawing.caption.strip()}\n")
+            print(f"{', '.join(str(file) for file in files)}\n{drawing.text}\n")
 
 
 def register(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +38,14 @@ class Drawing:
     figure: Figure
     caption: str
 
+    @property
+    def text(self) -> str:
+        """The caption in lines."""
+        return textwrap.fill(" ".join(self.caption.split()), 100, break_on_hyphens=False)
+
     def save(self, folder: Path) -> list[Path]:
         """Write NAME.png, NAME.svg and the caption as NAME.md."""
         written = style.save(self.figure, folder, self.name)
         text = folder / f"{self.name}.md"
-        write_text(text, self.caption.strip() + "\n")
+        write_text(text, self.text + "\n")
         return [*written, text]

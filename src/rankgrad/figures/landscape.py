@@ -99,7 +99,7 @@ def draw(sources: Sources) -> list[Drawing]:
     lines = line.numpy()
     return [
         Drawing("landscape", _surfaces(values, lines), CAPTION),
-        Drawing("landscape-flat", _maps(values, lines), CAPTION.replace("height", "colour")),
+        Drawing("landscape-flat", _maps(values, lines), CAPTION.replace("The height is", "The colour is")),
     ]
 
 
