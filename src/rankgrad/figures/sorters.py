@@ -22,4 +22,9 @@ def sorter(tell: Callable[[str], None]) -> sodeep.Sorter:
     path = cache_folder() / f"sodeep-{LENGTH}.safetensors"
     if not path.exists():
         tell(f"training SoDeep's sorter for {LENGTH} items, some two minutes, once; it stays in {path}")
-    return sodeep.train(LENGTH, out=path)
+
+    def report(step: int, error: float) -> None:
+        if step % 500 == 0:
+            tell(f"SoDeep: step {step}, wrong by {error:.2f} ranks")
+
+    return sodeep.train(LENGTH, out=path, progress=report)
