@@ -196,3 +196,12 @@ def test_names_are_checked():
 
 def test_short_lengths():
     assert [complexity_table.short(n) for n in (100, 3000, 300_000, 10_000_000)] == ["100", "3k", "300k", "10M"]
+
+
+@pytest.mark.gpu
+def test_every_method_is_timed_on_a_gpu():
+    *_, (curves, _, _) = complexity.measure(torch.device("cuda"), (100, 1000), limit=20)
+    assert {name: [p.note for p in curve.points] for name, curve in curves.items()} == {
+        name: ["", ""] for name in complexity.contenders()
+    }
+    assert all(p.seconds > 0 and p.peak > 0 for curve in curves.values() for p in curve.points)

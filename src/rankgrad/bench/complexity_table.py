@@ -107,6 +107,7 @@ def complexity(
 
 
 READING = """n scores in one list, 1 % of them relevant (p = n / 100), float32. Times are medians of eager calls,
-forward and backward; calls over half a second are made once. "> {seconds:g} s" and "out of memory" are predictions
-from the shorter lists: such a call is not made. Exponents: least squares of log time against log n over the last
-three times, and the same for the claimed number of operations."""
+forward and backward; calls over half a second are made once. "> {seconds:g} s" and "out of memory" end a method's
+row: its shorter lists say that the next one would exceed the limit, and the call is not made (or it was made and
+did). Exponents: least squares of log time against log n over the last three times, and the same for the claimed
+number of operations."""
