@@ -19,8 +19,9 @@ FLOORS = [
     "losses",
     "surrogates",
     "training",
-    "retrieval bench",
+    "retrieval",
     "recipes",
+    "figures bench",
     "cli",
 ]
 

@@ -166,3 +166,49 @@ def test_the_metadata_say_what_it_is(tmp_path):
         about = json.loads(file.metadata()["rankgrad.sodeep"])
     assert about["architecture"] == "lstm" and about["length"] == 4 and about["hidden"] == 5
     assert about["recipe"]["seed"] == 2 and about["recipe"]["steps"] == 3
+
+
+# ------------------------------------------------------------------------------------------------ command
+
+
+def command(*arguments):
+    from rankgrad.cli import main
+
+    with pytest.raises(SystemExit) as caught:
+        main(["sodeep", "train", *map(str, arguments)])
+    return caught.value.code
+
+
+def test_the_command(tmp_path, capsys):
+    path = tmp_path / "new" / "s.safetensors"
+    options = ["--length", 5, "--out", path, "--hidden", 8, "--steps", 200, "--learning-rate", 0.03]
+    assert command(*options) == 0
+    told = capsys.readouterr().out
+    error, constant = (float(told.split(word)[1].split()[0].rstrip(")")) for word in ("wrong by ", "for all: "))
+    assert error < 0.8 * constant
+    loaded, recipe = sodeep.files.read(path)
+    assert loaded.length == 5 and recipe["steps"] == 200 and recipe["hidden"] == 8
+    content = path.read_bytes()
+    assert command(*options) == 0  # the same again: nothing to train
+    assert path.read_bytes() == content
+
+
+def test_the_command_leaves_other_files_alone(tmp_path, capsys):
+    path = tmp_path / "thesis.tex"
+    path.write_text("years of work")
+    assert command("--length", 3, "--out", path, "--steps", 1) == 2
+    assert path.read_text() == "years of work"
+    assert "expected a safetensors file" in capsys.readouterr().err.replace("\n", " ").replace("│ ", "")
+    assert command("--length", 3, "--out", tmp_path / "a", "--architecture", "mlp") == 2
+
+
+def test_what_the_command_measures():
+    """By hand: a sorter that gives every item the mean rank is as wrong as the constant."""
+    from rankgrad.surrogates.sodeep.commands import mean_errors
+
+    sorter = sodeep.CNNSorter(4, hidden=2, layers=1)
+    torch.nn.init.zeros_(sorter.projection.weight)
+    torch.nn.init.constant_(sorter.projection.bias, 2.5 / 4)
+    error, constant = mean_errors(sorter, 4)
+    assert error == pytest.approx(constant)
+    assert 0.5 < constant < 1.01  # whole lists: (1.5 + 0.5 + 0.5 + 1.5) / 4 = 1; filled ones have ties

@@ -14,8 +14,10 @@ def build() -> typer.Typer:
     import typer
 
     from rankgrad.bench import commands as bench
+    from rankgrad.figures import commands as figures
     from rankgrad.recipes import commands as recipes
     from rankgrad.retrieval import commands as retrieval
+    from rankgrad.surrogates.sodeep import commands as sodeep
 
     app = typer.Typer(
         help="Train directly for ranking metrics.",
@@ -23,7 +25,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    for room in (recipes, retrieval, bench):
+    for room in (recipes, retrieval, bench, sodeep, figures):
         room.register(app)
     return app
 
@@ -40,4 +42,5 @@ def main(arguments: list[str] | None = None) -> Any:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rankgrad"):
             raise
-        sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[train]'")
+        extra = "figures" if package == "matplotlib" else "train"
+        sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[{extra}]'")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,20 +13,10 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from rankgrad.bench import long_lists, retrieval
-
-Cells = list[list[str]]
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.0f} us"
+from rankgrad.bench import long_lists, retrieval, tables
+from rankgrad.bench.complexity_table import complexity
+from rankgrad.bench.tables import Cells, in_time
 
 
 def _ratio(slow: float | None, fast: float | None) -> str:
@@ -43,11 +32,11 @@ def _list_cells(table: list[long_lists.Row], gpu: bool) -> Cells:
     head += ["replay", "replay with hint", "plain / replay", "launches"] if gpu else []
     cells = [head]
     for row in table:
-        line = [f"{row.n:,}", row.relevant, _time(row.plain), _time(row.reference)]
-        line.append(_time(row.engine) if row.equal else "differs from the reference")
-        line += [_ratio(row.plain, row.engine), _time(row.floor), f"{row.peak / (4 * row.n):.2f}"]
+        line = [f"{row.n:,}", row.relevant, in_time(row.plain), in_time(row.reference)]
+        line.append(in_time(row.engine) if row.equal else "differs from the reference")
+        line += [_ratio(row.plain, row.engine), in_time(row.floor), f"{row.peak / (4 * row.n):.2f}"]
         if gpu:
-            line += [_time(row.replay), _time(row.hinted), _ratio(row.plain, row.replay), str(row.launches)]
+            line += [in_time(row.replay), in_time(row.hinted), _ratio(row.plain, row.replay), str(row.launches)]
         cells.append(line)
     return cells
 
@@ -55,7 +44,7 @@ def _list_cells(table: list[long_lists.Row], gpu: bool) -> Cells:
 def _retrieval_cells(table: list[retrieval.Row]) -> Cells:
     cells = [["batch", "loss", "eager", "replay", "peak memory", ""]]
     return cells + [
-        [f"{r.batch:,}", r.loss, _time(r.eager), _time(r.replay), _size(r.peak), r.note] for r in table
+        [f"{r.batch:,}", r.loss, in_time(r.eager), in_time(r.replay), _size(r.peak), r.note] for r in table
     ]
 
 
@@ -63,8 +52,8 @@ def _skew_cells(table: list[long_lists.Row]) -> Cells:
     cells = [["n", "relevant", "random", "sorted", "one gap", "all equal"]]
     for row in table:
         if row.skew:
-            kinds = [_time(row.skew[kind]) for kind in ("sorted", "one gap", "equal")]
-            cells.append([f"{row.n:,}", row.relevant, _time(row.replay or row.engine), *kinds])
+            kinds = [in_time(row.skew[kind]) for kind in ("sorted", "one gap", "equal")]
+            cells.append([f"{row.n:,}", row.relevant, in_time(row.replay or row.engine), *kinds])
     return cells
 
 
@@ -73,32 +62,12 @@ def _paper_cells(table: list[long_lists.Row], device: str) -> Cells:
     for n, paper in long_lists.PAPER[device].items():
         mine = [r.engine for r in table if r.n == n and r.relevant == "1,000"]
         if mine:
-            cells.append([f"{n:,}", _time(paper), _time(mine[0])])
+            cells.append([f"{n:,}", in_time(paper), in_time(mine[0])])
     return cells
 
 
-def _markdown(cells: Cells) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in cells]
-    return "\n".join([lines[0], "|" + "---|" * len(cells[0]), *lines[1:]])
-
-
-def _machine(device: torch.device) -> str:
-    name = platform.processor() or platform.machine()
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
-        name = f"{models[0].split(':')[1].strip() if models else name}, {torch.get_num_threads()} thread(s)"
-    versions = [f"torch {torch.__version__}", f"Python {platform.python_version()}"]
-    for package in ("triton", "numba"):
-        try:
-            versions.append(f"{package} {__import__(package).__version__}")
-        except ModuleNotFoundError:
-            versions.append(f"{package} absent")
-    return f"{name}; {', '.join(versions)}"
-
-
 def bench(
+    context: typer.Context,
     device: Annotated[str, typer.Option(help="cpu, cuda, or both where there is a GPU")] = "both",
     longest: Annotated[int, typer.Option(help="leave out longer lists")] = 10_000_000,
     baselines_up_to: Annotated[int, typer.Option(help="time plain and reference up to this length")] = 10_000_000,
@@ -108,6 +77,8 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here as JSON")] = None,
 ) -> None:
     """Time the losses: the paper's table of list lengths, and batches of embeddings against rival losses."""
+    if context.invoked_subcommand is not None:
+        return
     if threads:
         torch.set_num_threads(threads)
     available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -135,7 +106,7 @@ def bench(
             growth = {k: long_lists.growth(table, k) for k in long_lists.relevant_counts(lengths[0])}
             exponents = [["relevant", "exponent of n, from 1M"]]
             exponents += [[k, "-" if v is None else f"{v:.2f}"] for k, v in growth.items()]
-            title = _machine(place)
+            title = tables.machine(place)
             sections += [
                 (
                     f"{title}: AP loss, forward + backward, one list of n scores",
@@ -158,20 +129,19 @@ def bench(
             if name == "cuda":
                 small = retrieval.list_launches(place)
                 cells = [["replay", "eager", "launches"]]
-                cells.append([_time(small["replay"]), _time(small["eager"]), f"{small['launches']:.0f}"])
+                cells.append([in_time(small["replay"]), in_time(small["eager"]), f"{small['launches']:.0f}"])
                 sections.append(("Recall loss from a 128 x 512 score matrix", cells))
                 numbers[name]["128 x 512"] = small
     console = Console()
     for title, cells in sections:
-        shown = Table(*cells[0], title=title)
-        for line in cells[1:]:
-            shown.add_row(*line)
-        console.print(shown)
+        tables.show(console, title, cells)
     command = "rankgrad " + " ".join(sys.argv[1:])
     today = datetime.date.today().isoformat()
     if markdown:
         text = f"# rankgrad bench, {today}\n\n`{command}`\n"
-        text += "".join(f"\n## {title}\n\n{_markdown(cells)}\n" for title, cells in sections if len(cells) > 1)
+        text += "".join(
+            f"\n## {title}\n\n{tables.markdown(cells)}\n" for title, cells in sections if len(cells) > 1
+        )
         markdown.write_text(text)
     if json_file:
         json_file.write_text(json.dumps({"date": today, "command": command, **numbers}, indent=1))
@@ -181,5 +151,7 @@ def bench(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this room."""
-    app.command()(bench)
+    """Add the commands of this room: ``bench`` alone measures our losses, its subcommands the rest."""
+    room = typer.Typer(invoke_without_command=True, callback=bench)
+    room.command()(complexity)
+    app.add_typer(room, name="bench")

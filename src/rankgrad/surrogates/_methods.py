@@ -45,13 +45,16 @@ class Method:
 
 
 def _narrow_sorter(scores: Tensor) -> Mapping[str, Any]:
-    return {"sorter": LSTMSorter(scores.shape[-1], hidden=64).requires_grad_(False).to(scores.device)}
+    return _untrained(scores, 64)
 
 
 def _wide_sorter(scores: Tensor) -> Mapping[str, Any]:
-    return {
-        "sorter": LSTMSorter(scores.shape[-1], hidden=scores.shape[-1]).requires_grad_(False).to(scores.device)
-    }
+    return _untrained(scores, scores.shape[-1])
+
+
+def _untrained(scores: Tensor, hidden: int) -> Mapping[str, Any]:
+    with scores.device:  # a wide one has gigabytes of weights: made where they are wanted
+        return {"sorter": LSTMSorter(scores.shape[-1], hidden=hidden).requires_grad_(False)}
 
 
 _SODEEP = "Engilberge et al.: SoDeep: a sorting deep net to learn ranking loss surrogates, CVPR 2019"

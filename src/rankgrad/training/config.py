@@ -57,6 +57,14 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else f"; there are {', '.join(words)}"
 
 
+def chosen(argument: str, given: str, words: Iterable[str]) -> str:
+    """``given``, if it is one of ``words``; else an error that names the argument and the nearest word."""
+    words = list(words)
+    if given not in words:
+        raise UserError(f"{argument}: unknown value {given!r}{nearest(given, words)}")
+    return given
+
+
 def sections_of(config: type[Section]) -> dict[str, type[Section]]:
     """The fields of a section that are sections themselves."""
     found = {}

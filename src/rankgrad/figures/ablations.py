@@ -1,0 +1,128 @@
+"""Memory, margin and lambda on CUB-200-2011, from the tables that ``benchmarks/cub.py`` writes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from rankgrad.figures import style
+from rankgrad.figures.drawing import Drawing, Sources
+from rankgrad.training.errors import UserError
+
+_DEFAULT = Path("benchmarks/results")
+_BASE = "recall loglog"
+#: Row of the table -> the paper's R@1 (CUB, 80 epochs, mean of three), where it has one.
+PAPER = {_BASE: 64.0, f"{_BASE}, no memory": 62.5, f"{_BASE}, no margin": 63.2}
+#: Panel -> (what stands on the axis, row of the table).
+PANELS = {
+    "memory": [
+        ("recall", _BASE),
+        ("recall,\nwithout", f"{_BASE}, no memory"),
+        ("AP", "ap"),
+        ("AP,\nwithout", "ap, no memory"),
+    ],
+    "margin": [("0.02", _BASE), ("without", f"{_BASE}, no margin")],
+    "lambda": [("0.04", f"{_BASE}, lambda 0.04"), ("0.2", _BASE), ("1", f"{_BASE}, lambda 1")],
+}
+
+CAPTION = """R@1 on CUB-200-2011 (test classes) when one thing is changed: the memory of 3 batches, the margin,
+and lambda over a factor of 25. Filled: the best evaluation, as the paper reports; open: the last epoch; bars
+are one standard deviation over restarts. Grey diamonds: the paper, with its own weights and 80 epochs. Compare
+within a panel. From {files}.{missing}"""
+
+
+class Score(NamedTuple):
+    """Mean and standard deviation over restarts."""
+
+    mean: float
+    deviation: float
+
+
+class Line(NamedTuple):
+    """R@1 of one row of the table."""
+
+    best: Score
+    last: Score
+
+
+def read_table(text: str) -> dict[str, Line]:
+    """Rows by name of a table with the columns ``loss``, ``best R@1`` and ``last R@1``; nothing without one."""
+    lines = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line
+    ]
+    heads = [at for at, cells in enumerate(lines) if {"loss", "best R@1", "last R@1"} <= set(cells)]
+    found = {}
+    for at in heads:
+        columns = {name: number for number, name in enumerate(lines[at])}
+        for cells in lines[at + 1 :]:
+            numbers = [
+                re.findall(r"[\d.]+", cells[columns[of]])
+                for of in ("best R@1", "last R@1")
+                if len(cells) == len(columns)
+            ]
+            if len(numbers) == 2 and all(len(pair) == 2 for pair in numbers):
+                found[cells[columns["loss"]]] = Line(*(Score(*map(float, pair)) for pair in numbers))
+    return found
+
+
+def read_results(path: Path) -> tuple[dict[str, Line], list[str]]:
+    """All rows under a file or folder, later files last, and the names of the files that had some."""
+    if not path.exists():
+        raise UserError(f"--results: no such file or folder {str(path)!r}")
+    files = sorted(path.rglob("*.md")) if path.is_dir() else [path]
+    rows: dict[str, Line] = {}
+    used = []
+    for file in files:
+        table = read_table(file.read_text(encoding="utf-8"))
+        rows |= table
+        if table:
+            used.append(file.name)
+    if not rows:
+        raise UserError(f"--results: no table of benchmarks/cub.py in {str(path)!r}")
+    return rows, used
+
+
+def draw(sources: Sources) -> list[Drawing]:
+    """One panel each; rows that are not there are told."""
+    rows, files = read_results(sources.results or _DEFAULT)
+    wanted = list(dict.fromkeys(row for panel in PANELS.values() for _, row in panel))
+    lacking = [row for row in wanted if row not in rows]
+    if len(lacking) == len(wanted):
+        raise UserError(f"--results: {', '.join(files)} has none of the rows {', '.join(map(repr, wanted))}")
+    if lacking:
+        sources.tell(f"not in the tables: {', '.join(lacking)}")
+    missing = f" Not measured: {', '.join(lacking)}." if lacking else ""
+    with style.applied():
+        figure = style.sheet(7.4, 3.3)
+        widths = [len(panel) for panel in PANELS.values()]
+        grid = figure.subplots(1, len(PANELS), sharey=True, width_ratios=widths)
+        for axes, (name, panel) in zip(grid, PANELS.items(), strict=True):
+            style.letter(axes, name)
+            _panel(axes, panel, rows)
+        grid[0].set_ylabel("R@1, %")
+        grid[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return [Drawing("ablations", figure, CAPTION.format(files=", ".join(files), missing=missing))]
+
+
+def _panel(axes: Axes, panel: list[tuple[str, str]], rows: dict[str, Line]) -> None:
+    here = [(at, rows[row]) for at, (_, row) in enumerate(panel) if row in rows]
+    for which, fill, told in (("best", style.BLUE, "best"), ("last", "white", "last")):
+        scores = [(at, getattr(line, which)) for at, line in here]
+        aside = -0.09 if which == "best" else 0.09
+        axes.errorbar(
+            [at + aside for at, _ in scores], [score.mean for _, score in scores],
+            [score.deviation for _, score in scores], fmt="o", ms=6, mfc=fill, color=style.BLUE, elinewidth=1.2,
+            capsize=2.5, label=told,
+        )  # fmt: skip
+    papers = [(at, PAPER[row]) for at, (_, row) in enumerate(panel) if row in PAPER]
+    axes.plot(*zip(*papers, strict=True), "D", color=style.GREY, ms=4.5, mfc="none", label="paper, best")
+    for at, (_, row) in enumerate(panel):
+        if row not in rows:
+            axes.text(at, 0.02, "not\nmeasured", transform=axes.get_xaxis_transform(), ha="center", fontsize=7,
+                      color=style.GREY)  # fmt: skip
+    axes.set_xticks(range(len(panel)), [label for label, _ in panel])
+    axes.set_xlim(-0.6, len(panel) - 0.4)
+    axes.grid(True, axis="y")
