@@ -19,7 +19,8 @@ FLOORS = [
     "losses",
     "surrogates",
     "training",
-    "retrieval bench",
+    "vision",
+    "retrieval detection bench",
     "recipes",
     "cli",
 ]

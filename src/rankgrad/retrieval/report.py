@@ -16,7 +16,7 @@ from rankgrad.pairs import unit_length
 from rankgrad.retrieval.config import Config
 from rankgrad.retrieval.evaluate import Standing
 from rankgrad.retrieval.paper import TABLES
-from rankgrad.retrieval.pictures import Source, decode
+from rankgrad.retrieval.pictures import Source
 from rankgrad.training import page
 from rankgrad.training.checkpoint import write_text
 
@@ -38,12 +38,7 @@ def _thumbnail(source: Source, row: int) -> str:
     """A small JPEG as a data URL."""
     from PIL import Image
 
-    pixels = (
-        source.cache.picture(row)
-        if source.cache is not None
-        else decode(source.pictures.sources[row], source.view)
-    )
-    picture = Image.fromarray(pixels.cpu().numpy())
+    picture = Image.fromarray(source.picture(row).cpu().numpy())
     size = (_SIDE, _SIDE)
     if min(picture.size) < _SIDE:
         picture = picture.resize(size, Image.Resampling.NEAREST)
