@@ -44,4 +44,7 @@ class Subject:
         return cast("list[tuple[str, str]]", self._room.report_sections(run, config))
 
 
-SUBJECTS = {"retrieval": Subject("rankgrad.retrieval.subject")}
+SUBJECTS = {
+    "retrieval": Subject("rankgrad.retrieval.subject"),
+    "detection": Subject("rankgrad.detection.subject"),
+}

@@ -87,6 +87,7 @@ class RetrievalTask:
         self.sampler = self._sampler()
         self.steps_per_epoch = len(self.sampler)
         self.items_per_step = config.batch.size
+        self.parts: dict[str, Tensor] = {}
         self.network, self._notes = model.build(config.model, config.view.crop, config.seed)
         self.network.to(device)
         if device.type == "cuda":

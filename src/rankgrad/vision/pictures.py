@@ -128,19 +128,21 @@ class Store:
         self.device, self._decode = device, decode
         self._pool = ThreadPoolExecutor(workers)
         self._ahead: dict[tuple[int, ...], Callable[[], Ragged]] = {}
-        kept, decoded = [], []
+        kept, decoded, shapes = [], [], []
         self.faults: list[str] = []
         for row, outcome in enumerate(self._decode_all(sources)):
             if isinstance(outcome, str):
                 self.faults.append(f"{names[row]}: {outcome}")
             else:
                 kept.append(row)
+                shapes.append(outcome.shape[:2])
                 if cache != "none":
                     decoded.append(outcome)
             progress(row + 1)
         if self.faults and broken == "refuse":
             raise UserError(f"--data: {listed(self.faults, len(sources))}. data.broken=skip leaves them out.")
         self.kept = torch.tensor(kept, dtype=torch.int64)  # rows of `sources` that can be read
+        self.shapes = torch.tensor(shapes, dtype=torch.int64).reshape(-1, 2)  # height and width of each
         self._sources, self._names = [sources[row] for row in kept], [names[row] for row in kept]
         self.cache = Ragged.of(decoded) if cache != "none" else None
         if self.cache is not None and cache == "device":
