@@ -1,27 +1,29 @@
 """Measure cross entropy against ranking on Pascal VOC 2007 in one loop, and print a table: rows x seeds.
 
-    python benchmarks/voc.py --data DIR --weights resnet50.safetensors --out runs/voc [--rows 'cross|ap'] [--seeds 3]
-        [--parallel 6] [--mps] [--epochs 5] [--minutes 9] [key=value ...]
+    python benchmarks/voc.py --data DIR --weights resnet50.safetensors --out runs/voc [--rows 'cross|ap']
+        [--seeds 3] [--parallel 6] [--mps] [--epochs 5] [--minutes 9] [key=value ...]
     python benchmarks/voc.py --table --out runs/voc        the table of what is finished
     python benchmarks/voc.py --cost [--out runs/voc]       what the loss adds to a training step
 
-Every row is `rankgrad train voc07` with the settings named in the table, in a process of its own, several at a time
-on one GPU (--mps starts NVIDIA's multi-process service around them). Finished runs are not run again, others go on
-from their last checkpoint. --minutes ends in time what is not finished, for machines that are lent.
+Every row is `rankgrad train voc07` with the settings named in the table, several at a time on one GPU, in
+processes of their own (--mps starts NVIDIA's multi-process service around them). Finished runs are not run again, others go
+on from their last checkpoint. --minutes stops in time what is not finished, for machines that are lent.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -80,36 +82,52 @@ def multi_process_service(wanted: bool) -> Iterator[None]:
         subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
 
 
+def work(jobs: Any, every: list[str], out: Path, threads: int) -> None:
+    """A process that takes jobs until there are none; the pictures are read once for all of its jobs."""
+    from rankgrad.recipes import run
+
+    torch.set_num_threads(threads)
+    while (job := jobs.get()) is not None:
+        row, seed = job
+        folder = folder_of(out, row, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        print(f"began {row}, seed {seed}", flush=True)
+        with (folder / "output.txt").open("a") as output, redirect_stdout(output), redirect_stderr(output):
+            try:
+                run.run("voc07", [*every, *ROWS[row].split(), f"seed={seed}"], out=str(folder), resume=True)
+                how = told(folder)
+            except Exception:
+                traceback.print_exc()
+                how = f"FAILED, see {folder}/output.txt"
+        print(f"ended {row}, seed {seed}: {how}", flush=True)
+
+
 def train_all(args: argparse.Namespace, rows: list[str]) -> None:
     """Train all rows and seeds, some at a time; a run that fails is told and left."""
     waiting = [(row, seed) for seed in range(args.seed, args.seed + args.seeds) for row in rows]
     waiting = [job for job in waiting if not (folder_of(args.out, *job) / "result.json").is_file()]
-    running: dict[subprocess.Popen[bytes], tuple[str, int]] = {}
     end = time.monotonic() + 60 * args.minutes
-    threads = str(max(1, (os.cpu_count() or 1) // args.parallel))
+    many = min(args.parallel, len(waiting))
+    threads = max(1, (os.cpu_count() or 1) // max(many, 1))
+    context = multiprocessing.get_context("spawn")
     with multi_process_service(args.mps):
-        while (waiting or running) and time.monotonic() < end:
-            while waiting and len(running) < args.parallel:
-                row, seed = waiting.pop(0)
-                folder = folder_of(args.out, row, seed)
-                folder.mkdir(parents=True, exist_ok=True)
-                command = [sys.executable, "-m", "rankgrad", "train", "voc07", "--out", str(folder), "--resume"]
-                command += [*settings_of_all(args), *ROWS[row].split(), f"seed={seed}"]
-                with (folder / "output.txt").open("ab") as output:
-                    process = subprocess.Popen(
-                        command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": threads}
-                    )
-                running[process] = (row, seed)
-                print(f"began {row}, seed {seed}", flush=True)
-            for process in [p for p in running if p.poll() is not None]:
-                row, seed = running.pop(process)
-                how = told(folder_of(args.out, row, seed)) if process.returncode == 0 else "FAILED, see output.txt"
-                print(f"ended {row}, seed {seed}: {how}", flush=True)
-            time.sleep(0.5)
-        for process, (row, seed) in running.items():
-            process.terminate()
-            process.wait()
-            print(f"stopped {row}, seed {seed}: out of time, the next call goes on", flush=True)
+        jobs = context.Queue()
+        for job in [*waiting, *[None] * many]:
+            jobs.put(job)
+        workers = [
+            context.Process(target=work, args=(jobs, settings_of_all(args), args.out, threads))
+            for _ in range(many)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(None if end == float("inf") else max(0.0, end - time.monotonic()))
+        for worker in workers:
+            if worker.is_alive():
+                print("out of time: stopped a run, the next call goes on from its checkpoint", flush=True)
+                worker.terminate()
+                worker.join()
+        jobs.cancel_join_thread()
 
 
 def told(folder: Path) -> str:
@@ -147,9 +165,9 @@ def table(out: Path, rows: list[str], every: list[str]) -> str:
         "",
         f"{about['hardware']}. {about['versions']}. {about['started']}.",
         "",
-        f"`rankgrad train voc07` with `{' '.join(private)}` and each row's settings. AP50: area; AP50-11: 11 points; "
-        "AP: COCO's. Each judged with softmax scores and with odds (own: with the logits alone, where these were "
-        "trained). Last epoch, mean ± standard deviation over seeds.",
+        f"`rankgrad train voc07` with `{' '.join(private)}` and each row's settings. AP50: area; AP50-11: 11 "
+        "points; AP: COCO's. Each judged with softmax scores and with odds (own: with the logits alone, where "
+        "these were trained). Last epoch, mean ± standard deviation over seeds.",
         "",
         f"| loss | seeds | {' | '.join(metrics)} | AP50 own | s a run | pictures/s | settings |",
         "|" + "---|" * (len(metrics) + 6),

@@ -1,4 +1,4 @@
-"""Object detection trained for mAP: a drop-in for torchvision's detectors, and what `rankgrad train voc07` runs."""
+"""Object detection trained for mAP: a drop-in for torchvision's detectors, and what the recipes on VOC run."""
 
 from rankgrad.detection.drop_in import plain, ranking_loss, use_ranking_loss
 from rankgrad.detection.region_loss import RegionLoss, class_log_odds, class_scores

@@ -1,4 +1,4 @@
-"""Batches of pictures and boxes: like shapes together, resized, mirrored and normalised in one pass on the device."""
+"""Batches of pictures and boxes: like shapes together; resized, mirrored and normalised at once on the device."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Canvas:
 
 
 def target_sizes(height: Tensor, width: Tensor, view: View) -> tuple[Tensor, Tensor]:
-    """Height and width after resizing: short side to ``view.short`` unless the long one would pass ``view.long``."""
+    """Height and width when the short side is ``view.short``, or the long one ``view.long`` if that is less."""
     height, width = height.double(), width.double()
     short, long = torch.minimum(height, width), torch.maximum(height, width)
     scale = torch.minimum(view.short / short, view.long / long)

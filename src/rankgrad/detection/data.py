@@ -23,10 +23,10 @@ from rankgrad.vision.folders import check_counts, find, root_of
 from rankgrad.vision.pictures import listed
 
 #: The classes of Pascal VOC.
-VOC = tuple(
-    "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant "
-    "sheep sofa train tvmonitor".split()
-)
+VOC = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)  # fmt: skip
 
 READERS = {
     "voc07": "Pascal VOC 2007, trainval -> test: DIR/VOCdevkit/VOC2007",
@@ -170,10 +170,14 @@ def read(config: Data) -> Splits:
         official = {"training pictures": 5011 if config.name == "voc07" else 16551, "test pictures": 4952}
         found = {"training pictures": len(raw["train"]), "test pictures": len(raw["test"])}
         check_counts(config, found, official)
-    sound = [row for rows in raw.values() for row in rows if not isinstance(row[2], str)]
-    classes = VOC
+    everything = [row for rows in raw.values() for row in rows]
+    classes: tuple[str, ...] = VOC
     if config.name == "voc":
-        classes = tuple(sorted({name for *_, objects in sound for name, _, _ in objects}))
+        classes = tuple(
+            sorted(
+                {name for _, _, objects in everything if not isinstance(objects, str) for name, _, _ in objects}
+            )
+        )
         if not classes:
             raise UserError(f"--data: no objects in the annotations of {root}")
     number = {name: i for i, name in enumerate(classes, 1)}

@@ -1,10 +1,10 @@
 """Average precision of detections: Pascal VOC's (11 points and area) at IoU 0.5, and COCO's over 0.5 ... 0.95.
 
-All detections of a class, best first. VOC: a detection belongs to the object of its class that it overlaps most; the
-first one of an object with IoU >= 0.5 is right, every other one is wrong; one that belongs to a difficult object is
-neither. COCO: a detection takes the object that it overlaps most among those not yet taken, at each of ten
-thresholds; difficult objects are COCO's ignored ones. Boxes are edges, areas are plain products (see ``data.py`` for
-the devkit's + 1).
+All detections of a class, best first. VOC: a detection belongs to the object of its class that it overlaps most;
+the first one of an object with IoU >= 0.5 is right, every other one is wrong; one that belongs to a difficult
+object is neither. COCO: a detection takes the object that it overlaps most among those not yet taken, at each of ten
+thresholds; difficult objects are COCO's ignored ones. Boxes are edges, areas are plain products (see ``data.py``
+for the devkit's + 1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The network: torchvision's Faster R-CNN with a feature pyramid, fed with whole batches, careful in half precision.
+"""The network: torchvision's Faster R-CNN with a feature pyramid, fed with batches, careful in half precision.
 
 Its weights have torchvision's names: a checkpoint loads into a stock ``FasterRCNN`` of the same backbone.
 """
@@ -35,7 +35,7 @@ _MADE: dict[str, dict[str, Any]] = {
 
 
 class FrozenNorm(FrozenBatchNorm2d):  # type: ignore[misc]
-    """torchvision's frozen batch norm in the precision of its input: its own makes float32 of bf16, at twice the cost."""
+    """Frozen batch norm in the precision of its input; torchvision's own makes float32 of bf16."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The same affine map, one pass over the data."""

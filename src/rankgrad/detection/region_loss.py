@@ -122,7 +122,9 @@ class RegionLoss(nn.Module):
             classes = torch.arange(1, logits.shape[1], device=logits.device)
             relevance = labels.unsqueeze(1) == classes
             ranked = class_log_odds(logits, self.rank)
-            loss = self.weight * self.ranking(ranked, relevance, None if mask is None else mask.unsqueeze(1))
+            loss: Tensor = self.weight * self.ranking(
+                ranked, relevance, None if mask is None else mask.unsqueeze(1)
+            )
             if self.cross_entropy:
                 loss = loss + self.cross_entropy * _cross_entropy(logits, labels, mask)
         return loss

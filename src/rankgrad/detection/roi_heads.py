@@ -1,8 +1,8 @@
 """torchvision's RoI heads with another loss at the classifier and other scores at test time.
 
-Only three seams of ``RoIHeads`` are used, all of them there since torchvision 0.3: ``select_training_samples`` says
-which label each sampled region has, ``box_predictor`` gives the class logits, ``postprocess_detections`` turns them
-into detections. torchvision's own ``forward`` runs as it is; its cross entropy is computed and dropped.
+Only three seams of ``RoIHeads`` are used, all there since torchvision 0.3: ``select_training_samples`` says which
+label each sampled region has, ``box_predictor`` gives the class logits, ``postprocess_detections`` turns them into
+detections. torchvision's own ``forward`` runs as it is; its cross entropy is computed and dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchvision.models.detection.roi_heads import RoIHeads
 
 from rankgrad.detection.inference import detections_of
 
-#: Attributes that hold what the drop-in needs. They are not submodules: the weights' state_dict stays torchvision's.
+#: Attributes that hold what the drop-in needs. They are no submodules: the state_dict stays torchvision's.
 LOSS, SCORES = "region_loss", "region_scores"
 
 

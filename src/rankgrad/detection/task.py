@@ -62,7 +62,8 @@ def read_sources(
     with log.progress("reading pictures", total, 0, show=distributed.rank() == 0) as bar:
         if splits.faults:
             bar.say(f"skipped {len(splits.faults)} annotations: {'; '.join(splits.faults[:5])}")
-        done, sources = 0, []
+        done = 0
+        sources: list[Source | None] = []
         for scenes in wanted:
             if scenes is None:
                 sources.append(None)
