@@ -6,8 +6,9 @@
     python benchmarks/voc.py --cost [--out runs/voc]       what the loss adds to a training step
 
 Every row is `rankgrad train voc07` with the settings named in the table, several at a time on one GPU, in
-processes of their own (--mps starts NVIDIA's multi-process service around them). Finished runs are not run again, others go
-on from their last checkpoint. --minutes stops in time what is not finished, for machines that are lent.
+processes of their own (--mps starts NVIDIA's multi-process service around them). Finished runs are not run
+again, others go on from their last checkpoint. --minutes stops in time what is not finished, for machines that
+are lent.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Average precision of detections: Pascal VOC's (11 points and area) at IoU 0.5, and COCO's over 0.5 ... 0.95.
 
-All detections of a class, best first. VOC: a detection belongs to the object of its class that it overlaps most;
-the first one of an object with IoU >= 0.5 is right, every other one is wrong; one that belongs to a difficult
-object is neither. COCO: a detection takes the object that it overlaps most among those not yet taken, at each of ten
-thresholds; difficult objects are COCO's ignored ones. Boxes are edges, areas are plain products (see ``data.py``
-for the devkit's + 1).
+All detections of a class, best first. VOC: a detection belongs to the object of its class that it overlaps
+most; the first one of an object with IoU >= 0.5 is right, every other one is wrong; one that belongs to a
+difficult object is neither. COCO: a detection takes the object that it overlaps most among those not yet taken,
+at each of ten thresholds; difficult objects are COCO's ignored ones. Boxes are edges, areas are plain products
+(see ``data.py`` for the devkit's + 1).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,13 +148,13 @@ def voc_area(precision: Tensor, recall: Tensor) -> Tensor:
 
 def voc_eleven(precision: Tensor, recall: Tensor) -> Tensor:
     """Mean of the best precisions at recall 0, 0.1, ..., 1."""
-    # recall = 3/10 must reach the point 0.3 whatever the rounding of either
-    return _at(precision, recall + 1e-12, torch.arange(11) / 10.0).mean()
+    return _at(precision, recall, torch.arange(11, dtype=torch.float64) / 10).mean()
 
 
 def coco_points(precision: Tensor, recall: Tensor) -> Tensor:
     """Mean of the best precisions at recall 0, 0.01, ..., 1."""
-    return _at(precision, recall, torch.linspace(0, 1, 101, dtype=torch.float64)).mean()
+    # pycocotools' own numbers, of which some are a rounding above k / 100
+    return _at(precision, recall, torch.from_numpy(np.linspace(0, 1, 101))).mean()
 
 
 def evaluate(detections: Sequence[dict[str, Tensor]], objects: Sequence[Objects], classes: int) -> Standing:

@@ -27,8 +27,9 @@ def detections_of(
     """Detections of each picture: boxes, scores and labels, best first.
 
     torchvision's steps with its thresholds (``score_thresh``, boxes of less than 0.01 pixels, suppression per
-    class at ``nms_thresh``, the best ``detections_per_img``), on scores of our choice, all pictures in one pass.
-    Equal to torchvision's for ``"softmax"`` as long as no picture has more than ``candidates`` pairs above the threshold.
+    class at ``nms_thresh``, the best ``detections_per_img``), on scores of our choice, all pictures in one
+    pass. Equal to torchvision's for ``"softmax"`` as long as no picture has more than ``candidates`` pairs
+    above the threshold.
 
     Args:
         heads: torchvision's RoI heads, for box coder and thresholds.
