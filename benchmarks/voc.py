@@ -187,8 +187,8 @@ def table(out: Path, rows: list[str], every: list[str]) -> str:
         for name in names:
             cells = []
             for runs in found.values():
-                pair = [statistics.fmean(c[s]["AP50"][name] for _, c in runs) for s in ("softmax", "odds")]
-                cells.append(f"{pair[0]:.1f} / {pair[1]:.1f}")
+                pair = [[c[s]["AP50"][name] for _, c in runs] for s in ("softmax", "odds")]
+                cells.append(" / ".join("-" if None in v else f"{statistics.fmean(v):.1f}" for v in pair))
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 

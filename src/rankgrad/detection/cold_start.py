@@ -1,10 +1,11 @@
 r"""Why average precision does not leave the ground from random weights, shown by a linear classifier in seconds.
 
-The slope of AP at a relevant item of rank :math:`r` is :math:`r^+ / (p r^2)`: smallest where ranks are worst. Among
-tens of thousands of candidates and with random scores, Algorithm 1 then moves a relevant item by so little that it
-passes almost nobody, and the gradient is a small part of cross entropy's. The log form's slope :math:`1 / (p r)` and
-the recall weights' :math:`1 / (p (1 + c))` are larger by the factor :math:`r / r^+`, and start by themselves; beside
-cross entropy AP starts too, because cross entropy brings the ranks to where AP has a slope.
+The slope of AP at a relevant item of rank :math:`r` is :math:`r^+ / (p r^2)`: smallest where ranks are worst.
+Among tens of thousands of candidates and with random scores, Algorithm 1 then moves a relevant item by so
+little that it passes almost nobody, and the gradient is a small part of cross entropy's. The log form's slope
+:math:`1 / (p r)` and the recall weights' :math:`1 / (p (1 + c))` are larger by the factor :math:`r / r^+`, and
+start by themselves; beside cross entropy AP starts too, because cross entropy brings the ranks to where AP has
+a slope.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def cold_start(
                     reached = _mean_average_precision(classifier(test_inputs), test_labels, scores)
                 curve.steps.append(step)
                 curve.mean_average_precision.append(reached)
-                curve.gradient.append(float(logits.grad.norm()))  # type: ignore[union-attr]
+                curve.gradient.append(float(logits.grad.norm()))
                 curve.cross_entropy_gradient.append(float(wrong.norm()))
             if step < steps:
                 optimizer.step()

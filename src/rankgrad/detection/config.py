@@ -42,9 +42,11 @@ class Batch(Section):
 class Model(Section):
     """The network: Faster R-CNN with a feature pyramid."""
 
-    backbone: str = "resnet50"
+    backbone: str = "resnet50"  # a ResNet of torchvision, resnext101_32x4d, or tiny
     weights: str = "library"  # library, none, or a safetensors file
     trainable: Annotated[int, Field(ge=0, le=5)] = 3  # layers of the backbone that are trained, from the last
+    pyramid: Count = 256  # channels of the feature pyramid
+    hidden: Count = 1024  # width of the region classifier's two layers
     proposals: Count = 1000  # regions the RPN keeps of a picture
     detections: Count = 100  # most detections of a picture
     score_threshold: NonNegative = 0.05

@@ -29,11 +29,15 @@ class Standing:
         area: VOC, area under the curve, IoU 0.5.
         eleven: VOC 2007, mean of 11 points, IoU 0.5.
         coco: COCO, ``[10, classes]``, 101 points, IoU 0.5 ... 0.95.
+        outcomes: For each picture ``[D]``: 1 right, 0 wrong, -1 neither, of its detections by VOC's rule.
+        threshold: The score from which on detections of all classes together have the best F1.
     """
 
     area: Tensor
     eleven: Tensor
     coco: Tensor
+    outcomes: tuple[Tensor, ...]
+    threshold: float
 
     def summary(self, suffix: str) -> dict[str, float]:
         """Means over the classes in percent."""
@@ -172,7 +176,8 @@ def evaluate(detections: Sequence[dict[str, Tensor]], objects: Sequence[Objects]
     picture = torch.arange(len(detections)).repeat_interleave(counts)
     label = torch.cat([d["labels"].cpu() for d in detections]) - 1
     boxes = torch.cat([d["boxes"].cpu() for d in detections]).double()
-    order = torch.cat([d["scores"].cpu() for d in detections]).argsort(descending=True, stable=True)
+    scores = torch.cat([d["scores"].cpu() for d in detections])
+    order = scores.argsort(descending=True, stable=True)
     order = order[label[order].argsort(stable=True)]  # by class, best first
     picture, label, boxes = picture[order], label[order], boxes[order]
     rows = table.row_of[picture * classes + label]
@@ -193,4 +198,17 @@ def evaluate(detections: Sequence[dict[str, Tensor]], objects: Sequence[Objects]
         for level in range(len(THRESHOLDS)):
             curve = _precision_recall(coco[level, part], coco_neither[level, part], positives)
             levels[level, number] = coco_points(*curve)
-    return Standing(area, eleven, levels)
+    outcomes = torch.empty(len(order), dtype=torch.int8)
+    outcomes[order] = voc.to(torch.int8) - voc_neither.to(torch.int8)
+    threshold = _best_threshold(scores, outcomes, int(table.positives.sum()))
+    return Standing(area, eleven, levels, outcomes.split(counts.tolist()), threshold)
+
+
+def _best_threshold(scores: Tensor, outcomes: Tensor, positives: int) -> float:
+    """Where 2 right / (kept + positives) is largest; infinity if nothing is right."""
+    counted = outcomes >= 0
+    scores, order = scores[counted].sort(descending=True, stable=True)
+    right = (outcomes[counted][order] == 1).double().cumsum(0)
+    if not len(right) or not float(right[-1]):
+        return float("inf")
+    return float(scores[(right / (torch.arange(1, len(right) + 1) + positives)).argmax()])

@@ -16,7 +16,7 @@ from torchvision.models import resnet
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d
@@ -28,9 +28,10 @@ from rankgrad.vision.weights import load_file, stride_in_1x1
 
 _LAYERS = ("layer4", "layer3", "layer2", "layer1", "conv1")
 
-#: Networks of the paper that torchvision does not have under a name.
+#: Networks that torchvision does not have under a name.
 _MADE: dict[str, dict[str, Any]] = {
     "resnext101_32x4d": {"block": resnet.Bottleneck, "layers": [3, 4, 23, 3], "groups": 32, "width_per_group": 4},
+    "tiny": {"block": resnet.BasicBlock, "layers": [1, 1, 1, 1]},  # for trying things out on a CPU
 }
 
 
@@ -52,11 +53,19 @@ class FloatHead(RPNHead):  # type: ignore[misc]
 
 
 class FloatAnchors(AnchorGenerator):  # type: ignore[misc]
-    """Anchors in float32 whatever the features are; they are made of shapes alone."""
+    """Anchors in float32 whatever the features are. They follow from shapes alone, so they are kept."""
 
-    def forward(self, images: ImageList, features: list[Tensor]) -> Any:
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._made: dict[Any, Tensor] = {}
+
+    def forward(self, images: ImageList, features: list[Tensor]) -> list[Tensor]:
         """The anchors of each picture."""
-        return super().forward(images, [f.new_empty((), dtype=torch.float32).expand(f.shape) for f in features])
+        key = (images.tensors.shape[2:], *(f.shape[2:] for f in features), features[0].device)
+        if key not in self._made:
+            like = [f.new_empty((), dtype=torch.float32).expand(f.shape) for f in features]
+            self._made[key] = super().forward(ImageList(images.tensors, images.image_sizes[:1]), like)[0]
+        return [self._made[key]] * len(images.image_sizes)
 
 
 class FloatPredictor(FastRCNNPredictor):  # type: ignore[misc]
@@ -101,28 +110,29 @@ def _resnet(name: str, pretrained: bool) -> resnet.ResNet:
     return vars(resnet)[name](weights="DEFAULT" if pretrained else None, norm_layer=FrozenNorm)
 
 
-def _pyramid(body: resnet.ResNet, trainable: int) -> BackboneWithFPN:
-    trained = [*_LAYERS[:trainable], *(["bn1"] if trainable == 5 else [])]
+def _pyramid(body: resnet.ResNet, config: Model) -> BackboneWithFPN:
+    trained = [*_LAYERS[: config.trainable], *(["bn1"] if config.trainable == 5 else [])]
     for name, parameter in body.named_parameters():
         parameter.requires_grad_(any(name.startswith(layer) for layer in trained))
     channels = [body.inplanes // 8 * 2**level for level in range(4)]
-    return BackboneWithFPN(body, {f"layer{i + 1}": str(i) for i in range(4)}, channels, 256)
+    return BackboneWithFPN(body, {f"layer{i + 1}": str(i) for i in range(4)}, channels, config.pyramid)
 
 
 def _detector(body: resnet.ResNet, config: Model, view: View, regions: int, classes: int) -> Detector:
     sizes = tuple((size,) for size in (32, 64, 128, 256, 512))
     anchors = FloatAnchors(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
     return Detector(
-        _pyramid(body, config.trainable),
+        _pyramid(body, config),
         min_size=view.short,
         max_size=view.long,
         rpn_anchor_generator=anchors,
-        rpn_head=FloatHead(256, anchors.num_anchors_per_location()[0]),
+        rpn_head=FloatHead(config.pyramid, anchors.num_anchors_per_location()[0]),
         rpn_pre_nms_top_n_train=config.proposals,
         rpn_pre_nms_top_n_test=config.proposals,
         rpn_post_nms_top_n_train=config.proposals,
         rpn_post_nms_top_n_test=config.proposals,
-        box_predictor=FloatPredictor(1024, 1 + classes),
+        box_head=TwoMLPHead(config.pyramid * 7 * 7, config.hidden),
+        box_predictor=FloatPredictor(config.hidden, 1 + classes),
         box_batch_size_per_image=regions,
         box_score_thresh=config.score_threshold,
         box_nms_thresh=config.nms_threshold,

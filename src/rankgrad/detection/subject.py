@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ def evaluate_checkpoint(
     return {key: value for scores, stand in stands.items() for key, value in stand.summary(scores).items()}
 
 
-def report_sections(run: Path, config: Config) -> list[tuple[str, str]]:
-    """The result, average precision by class, gradients and detections."""
+def report_sections(run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
+    """The result, average precision by class, gradients and detections, of this run and others."""
     from rankgrad.detection.report import sections
 
-    return sections(run, config)
+    return sections(run, config, beside)

@@ -235,7 +235,7 @@ class DetectionTask:
 
         found, stands = self.standing()
         if distributed.rank() == 0:
-            write_examples(folder, self.config, self.test, self.classes, found, stands)
+            write_examples(folder, self.test, self.classes, self.config.scoring(), found, stands)
 
 
 def _without_difficult(objects: Objects) -> Objects:
