@@ -1,4 +1,5 @@
-"""What a detection run adds to its report: results, AP by class, gradients, detections; alone or beside others."""
+"""What a detection run adds to its report: results, AP by class, gradients, detections; alone or beside
+others."""
 
 from __future__ import annotations
 
@@ -226,8 +227,8 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
                     name = f"{whose}, {label} (epoch {row['epoch']:.0f})"
                     cells.append([name, scores, *(row.get(f"{m} {scores}") for m in _METRICS)])
     note = (
-        "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points, AP the mean over "
-        "IoU 0.5 to 0.95. Scores: softmax probabilities, or the odds of a class against the background."
+        "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points, AP the mean "
+        "over IoU 0.5 to 0.95. Scores: softmax probabilities, or the odds of a class against the background."
     )
     if paper is not None:
         note += " The paper's rows: mmdetection, mean of three restarts."
