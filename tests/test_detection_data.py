@@ -6,12 +6,13 @@ from torchvision import tv_tensors
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms import v2
 
-import scenes
 from rankgrad.detection import data
 from rankgrad.detection.batches import AspectSampler, canvas, place_boxes, target_sizes
 from rankgrad.detection.config import Data, View
 from rankgrad.training.errors import UserError
 from rankgrad.vision.pictures import MEAN, STD, Ragged
+
+import scenes
 
 
 def read(root, **settings):

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-import oracles_detection as oracle
 from rankgrad.detection.data import Objects
 from rankgrad.detection.evaluate import THRESHOLDS, evaluate
+
+import oracles_detection as oracle
 
 CLASSES = 4
 

@@ -11,7 +11,6 @@ from benchmarks import voc
 from torchvision.models.detection import FasterRCNN
 from torchvision.ops import FrozenBatchNorm2d
 
-import scenes
 from rankgrad import recipes
 from rankgrad.cli import main
 from rankgrad.detection import RegionLoss, model
@@ -21,6 +20,8 @@ from rankgrad.recipes import run
 from rankgrad.training import checkpoint
 from rankgrad.training.errors import UserError
 from rankgrad.training.loop import Trainer
+
+import scenes
 
 SMALL = [
     "backbone=tiny",
