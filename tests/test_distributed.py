@@ -10,9 +10,13 @@ import torch.distributed as dist
 from torch import nn
 
 import rankgrad
-from rankgrad import distributed
+from rankgrad import distributed, recipes
+from rankgrad.detection import RegionLoss
 from rankgrad.recipes import run
+from rankgrad.training import checkpoint
 from rankgrad.training.log import read_table
+
+import scenes
 
 STEPS, BATCH, DIM = 4, 12, 6
 TRAIN = [
@@ -24,6 +28,9 @@ TRAIN = [
     "batch.size=24",
 ]
 TRAIN += ["per_class=6", "view.resize=9", "view.augment=resized_crop", "view.flip=true", "save_minutes=0"]
+DETECTOR = ["backbone=tiny", "weights=none", "pyramid=16", "hidden=32", "proposals=60", "batch.size=4"]
+DETECTOR += ["regions=32", "view.short=64", "view.long=96", "precision=fp32", "epochs=1", "device=cpu"]
+DETECTOR += ["loss.memory=1", "test_size=2", "detections=5", "warmup=1"]
 RUNS = {"ours": [], "proxies": ["loss=pml:ProxyAnchorLoss", "lr=1e-3"], "our proxies": ["loss=proxy", "lr=1e-3"]}
 
 
@@ -77,6 +84,21 @@ def on_classes(loss, part):
     return out, copy.deepcopy(loss.state_dict())
 
 
+def on_regions(part):
+    """The loss of a detector's regions: lists over all processes, cross entropy each process's own mean."""
+    torch.manual_seed(0)
+    network = nn.Linear(DIM, 1 + 5).double()
+    network = nn.parallel.DistributedDataParallel(network) if distributed.active() else network
+    loss = RegionLoss(lam=5.0, memory=2, distributed=True)
+    out = []
+    for step in range(STEPS):
+        x, labels, _ = batch(step)
+        network.zero_grad()
+        loss(network(x[part]), labels[part] % 6).backward()
+        out += [p.grad.clone() for p in network.parameters()]
+    return out, copy.deepcopy(loss.state_dict())
+
+
 def class_loss():
     return rankgrad.ClassRankingLoss(lam=5.0, memory=2, distributed=True)
 
@@ -87,8 +109,11 @@ def everything(rank, folder):
     uneven = slice(None) if rank is None else (slice(0, 9), slice(9, None))[rank]
     out = {name: on_embeddings(loss, half) for name, loss in embedding_losses().items()}
     out["classes"] = on_classes(class_loss(), uneven)
+    out["regions"] = on_regions(half)
     for name, settings in RUNS.items():
         run.run("digits", [*TRAIN, *settings], out=f"{folder}/{name}")
+    if rank is not None:
+        run.run("voc", [*DETECTOR, f"data.root={folder}/../scenes"], out=f"{folder}/voc")
     return out
 
 
@@ -113,6 +138,7 @@ def process(rank, port, folder):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
+    scenes.voc_set(folder / "scenes", train=8, test=5)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -121,7 +147,7 @@ def results(tmp_path_factory):
     return everything(None, f"{folder}/one"), two, folder
 
 
-@pytest.mark.parametrize("name", ["recall", "callable", "ap", "log_ap", "classes"])
+@pytest.mark.parametrize("name", ["recall", "callable", "ap", "log_ap", "classes", "regions"])
 def test_losses_gradients_and_memory(results, name):
     one, two, _ = results
     values, memory = one[name]
@@ -145,6 +171,17 @@ def test_a_run(results, name):
             tolerance = {"rel": 2e-3, "abs": 1e-4} if table == "steps" else {"abs": 1.5}
             assert list(a.values()) == pytest.approx(list(b.values()), **tolerance)
     assert (folder / "two" / name / "report.html").is_file()
+
+
+def test_a_detector(results):
+    """Regions are sampled in each process; the test pictures are shared out and judged as in one process."""
+    _, _, folder = results
+    weights, notes = checkpoint.load_weights(folder / "two" / "voc" / "last.safetensors")
+    subject, config = recipes.checked(notes["config"], [f"data.root={folder}/scenes"])
+    expected = subject.evaluate(config, weights, notes, torch.device("cpu"))
+    (row,) = read_table(folder / "two" / "voc" / "evaluations.csv")
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    assert len(read_table(folder / "two" / "voc" / "steps.csv")) == 2
 
 
 def test_words_between_processes(results):

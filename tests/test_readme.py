@@ -24,3 +24,10 @@ def test_the_smallest_loop():
 
     before, after = train(epochs=5)
     assert after > before + 0.05
+
+
+def test_a_multi_label_classifier():
+    from examples.multi_label import train
+
+    before, after = train(steps=60)
+    assert after > before + 10

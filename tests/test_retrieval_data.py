@@ -9,8 +9,9 @@ from torchvision.transforms import v2
 from rankgrad.retrieval import augment, data
 from rankgrad.retrieval.config import Data, View
 from rankgrad.retrieval.data.splits import Pictures
-from rankgrad.retrieval.pictures import Ragged, Source, decode
+from rankgrad.retrieval.pictures import Source, decode
 from rankgrad.training.errors import UserError
+from rankgrad.vision.pictures import MEAN, STD, Ragged
 
 import pictures
 
@@ -172,7 +173,7 @@ def plain_crop(picture, box, crop):
     cut = picture[top:bottom, left:right].permute(2, 0, 1).float()
     if cut.shape[1:] != (crop, crop):
         cut = v2.functional.resize(cut, [crop, crop], antialias=True)
-    return v2.functional.normalize(cut / 255, augment.MEAN, augment.STD)
+    return v2.functional.normalize(cut / 255, MEAN, STD)
 
 
 def test_crops_of_a_batch_equal_crops_of_each_picture():

@@ -7,8 +7,8 @@ from rankgrad import recipes
 from rankgrad.recipes import run
 from rankgrad.retrieval import augment
 from rankgrad.retrieval.config import View
-from rankgrad.retrieval.pictures import Ragged
 from rankgrad.training.loop import Trainer
+from rankgrad.vision.pictures import Ragged
 
 pytestmark = pytest.mark.gpu
 

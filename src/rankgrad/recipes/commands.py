@@ -84,11 +84,16 @@ def evaluate(
     _OUT.print(log.in_words(metrics))
 
 
-def report(run: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run to compare with; may be repeated.")
+    ] = None,
+) -> None:
     """Write the report of a run again."""
     from rankgrad.recipes.run import write_report
 
-    _OUT.print(f"report: {write_report(run)}", markup=False)
+    _OUT.print(f"report: {write_report(run, beside or [])}", markup=False)
 
 
 def register(app: typer.Typer) -> None:

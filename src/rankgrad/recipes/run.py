@@ -151,8 +151,11 @@ def _time(result: dict[str, Any]) -> dict[str, str]:
     return {"time": machine.duration(result["seconds"]), "speed": f"{result['speed']:,.0f} items/s in training"}
 
 
-def write_report(folder: Path) -> Path:
-    """The report of a run, from the files in its folder; of several restarts, all of theirs."""
+def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
+    """The report of a run, from the files in its folder, with other runs beside it; of restarts, all of theirs."""
+    for other in beside:
+        if not (other / "config.yaml").is_file():
+            raise UserError(f"--beside: no run in {str(other)!r} (it has no config.yaml)")
     restarts = sorted(path.parent for path in folder.glob("seed-*/config.yaml"))
     if restarts and (folder / "seeds.json").is_file():
         for restart in restarts:
@@ -170,5 +173,5 @@ def write_report(folder: Path) -> Path:
         steps=read_table(folder / "steps.csv"),
         evaluations=read_table(folder / "evaluations.csv"),
         machine={**described, **_time(result)},
-        sections=subject.report_sections(folder, config),
+        sections=subject.report_sections(folder, config, beside),
     )

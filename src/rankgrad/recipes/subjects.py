@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,9 +40,12 @@ class Subject:
         """The metrics of a checkpoint."""
         return cast("dict[str, float]", self._room.evaluate_checkpoint(config, weights, notes, device))
 
-    def report_sections(self, run: Path, config: Any) -> list[tuple[str, str]]:
-        """(heading, HTML) for the report of a run, beside settings and curves."""
-        return cast("list[tuple[str, str]]", self._room.report_sections(run, config))
+    def report_sections(self, run: Path, config: Any, beside: Sequence[Path]) -> list[tuple[str, str]]:
+        """(heading, HTML) for the report of a run, next to settings and curves, compared with other runs."""
+        return cast("list[tuple[str, str]]", self._room.report_sections(run, config, beside))
 
 
-SUBJECTS = {"retrieval": Subject("rankgrad.retrieval.subject")}
+SUBJECTS = {
+    "retrieval": Subject("rankgrad.retrieval.subject"),
+    "detection": Subject("rankgrad.detection.subject"),
+}

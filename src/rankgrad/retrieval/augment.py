@@ -6,16 +6,12 @@ device nor on the number of processes; the pixels never leave the device.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from rankgrad.retrieval.config import View
-from rankgrad.retrieval.pictures import Ragged
+from rankgrad.vision.pictures import Ragged, normal, sent, whole
 
-#: Mean and deviation of ImageNet's pictures, which pretrained networks expect.
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _TRIES = 10
 
 
@@ -68,17 +64,6 @@ def training_boxes(height: Tensor, width: Tensor, view: View, generator: torch.G
     return boxes, flips
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor on the device; the CPU does not wait until the device gets to it."""
-    return tensor.to(device, non_blocking=True)
-
-
-@lru_cache
-def _normal(device: torch.device) -> tuple[Tensor, Tensor]:
-    mean, std = (torch.tensor(t, device=device)[:, None, None] for t in (MEAN, STD))
-    return mean, std
-
-
 def crops(pictures: Ragged, boxes: Tensor, flips: Tensor | None, crop: int) -> Tensor:
     """Cut boxes out of pictures and bring them to ``crop x crop``, normalised.
 
@@ -94,19 +79,12 @@ def crops(pictures: Ragged, boxes: Tensor, flips: Tensor | None, crop: int) -> T
     from torchvision.ops import roi_align
 
     device = pictures.pixels.device
-    begin, height, width = (
-        sent(t, device).unsqueeze(1) for t in (pictures.begin, pictures.height, pictures.width)
-    )
-    y = torch.arange(int(pictures.height.max()), device=device)
-    x = torch.arange(int(pictures.width.max()), device=device)
-    y, x = torch.minimum(y, height - 1), torch.minimum(x, width - 1)  # beyond its edge a picture repeats it
-    whole = pictures.pixels[(begin + y * width).unsqueeze(2) + x.unsqueeze(1)]  # [N, H, W, 3] bytes
-    whole = whole.permute(0, 3, 1, 2).float().contiguous()
+    pixels = whole(pictures).permute(0, 3, 1, 2).float().contiguous()
     numbered = sent(torch.cat([torch.arange(len(boxes)).unsqueeze(1).float(), boxes], dim=1), device)
     # Aligned RoIAlign averages as many samples as a target pixel covers: an anti-aliased resize, exact at scale 1.
-    out: Tensor = roi_align(whole, numbered, (crop, crop), aligned=True)
+    out: Tensor = roi_align(pixels, numbered, (crop, crop), aligned=True)
     if flips is not None:
         out = torch.where(sent(flips, device)[:, None, None, None], out.flip(3), out)
-    mean, std = _normal(device)
+    mean, std = normal(device)
     out = (out / 255 - mean) / std
     return out.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else out

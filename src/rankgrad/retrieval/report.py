@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rankgrad.pairs import unit_length
 from rankgrad.retrieval.config import Config
 from rankgrad.retrieval.evaluate import Standing
 from rankgrad.retrieval.paper import TABLES
-from rankgrad.retrieval.pictures import Source, decode
+from rankgrad.retrieval.pictures import Source
 from rankgrad.training import page
 from rankgrad.training.checkpoint import write_text
 
@@ -38,12 +39,7 @@ def _thumbnail(source: Source, row: int) -> str:
     """A small JPEG as a data URL."""
     from PIL import Image
 
-    pixels = (
-        source.cache.picture(row)
-        if source.cache is not None
-        else decode(source.pictures.sources[row], source.view)
-    )
-    picture = Image.fromarray(pixels.cpu().numpy())
+    picture = Image.fromarray(source.picture(row).cpu().numpy())
     size = (_SIDE, _SIDE)
     if min(picture.size) < _SIDE:
         picture = picture.resize(size, Image.Resampling.NEAREST)
@@ -117,19 +113,21 @@ def _row(example: dict[str, Any]) -> str:
     return f'<div class="row">{"".join(figures)}</div>'
 
 
-def _results(run: Path, config: Config) -> str:
-    """R@K of this run, the best evaluation and the last, beside the paper's rows."""
-    result = json.loads((run / "result.json").read_text()) if (run / "result.json").is_file() else {}
+def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
+    """R@K of this run, the best evaluation and the last, beside the paper's rows and other runs."""
     ks, rows = TABLES.get(config.data.name, (config.recall_at, []))
     metrics = [f"R@{k}" for k in ks]
     extra = ["mAP@R"]
     cells: list[list[Any]] = [[name, *numbers, None] for name, numbers in rows]
     own = []
-    for which, label in (("best", "best evaluation"), ("last", "last epoch")):
-        if result.get(which):
-            own.append(len(cells))
-            name = f"this run, {label} (epoch {result[which]['epoch']:.0f})"
-            cells.append([name, *(result[which].get(m) for m in [*metrics, *extra])])
+    for folder in (*beside, run):
+        result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").is_file() else {}
+        for which, label in (("best", "best evaluation"), ("last", "last epoch")):
+            if result.get(which):
+                own += [len(cells)] if folder == run else []
+                whose = "this run" if folder == run else folder.name
+                name = f"{whose}, {label} (epoch {result[which]['epoch']:.0f})"
+                cells.append([name, *(result[which].get(m) for m in [*metrics, *extra])])
     note = "The paper reports the best evaluation on the test classes, mean of three restarts." if rows else ""
     if config.target is not None:
         note += f" The recipe expects R@1 of about {config.target:g}."
@@ -140,9 +138,9 @@ def _results(run: Path, config: Config) -> str:
     return page.table(["method", *metrics, *extra], cells, own=own) + f"<p>{escape(note)}</p>"
 
 
-def sections(run: Path, config: Config) -> list[tuple[str, str]]:
-    """(heading, HTML) of a retrieval run."""
-    out = [("Result, %", _results(run, config))]
+def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
+    """(heading, HTML) of a retrieval run; ``beside``: other runs, in the table of results."""
+    out = [("Result, %", _results(run, config, beside))]
     if (run / "examples.json").is_file():
         examples = json.loads((run / "examples.json").read_text())
         told = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ def evaluate_checkpoint(
     return standing(network, query, gallery, config)[0].summary(config.recall_at)
 
 
-def report_sections(run: Path, config: Config) -> list[tuple[str, str]]:
-    """The result beside the paper's, and examples."""
+def report_sections(run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
+    """The result beside the paper's and other runs', and examples."""
     from rankgrad.retrieval.report import sections
 
-    return sections(run, config)
+    return sections(run, config, beside)

@@ -19,6 +19,7 @@ from rankgrad.retrieval.pictures import Source
 from rankgrad.retrieval.samplers import ClassSampler, SuperLabelSampler
 from rankgrad.training import log, optim
 from rankgrad.training.errors import UserError
+from rankgrad.vision.pictures import sent
 
 
 @lru_cache(maxsize=1)
@@ -86,6 +87,7 @@ class RetrievalTask:
         self.sampler = self._sampler()
         self.steps_per_epoch = len(self.sampler)
         self.items_per_step = config.batch.size
+        self.parts: dict[str, Tensor] = {}
         self.network, self._notes = model.build(config.model, config.view.crop, config.seed)
         self.network.to(device)
         if device.type == "cuda":
@@ -135,7 +137,7 @@ class RetrievalTask:
         if self.device.type == "cpu" and not bool(embeddings.isfinite().all()):
             lost: Tensor = embeddings.sum() * torch.nan  # the loop stops, with a message
             return lost
-        labels, items = augment.sent(self.labels[mine], self.device), augment.sent(mine, self.device)
+        labels, items = sent(self.labels[mine], self.device), sent(mine, self.device)
         loss: Tensor = self.loss(embeddings, labels, items)
         return loss
 

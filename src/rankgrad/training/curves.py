@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 _COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 455, 280, 46, 34, 26, 64
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 455, 280, 46, 34, 26
 
 Points = Sequence[tuple[float, float]]
 
@@ -38,13 +38,14 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
         return f"<p>{escape(title)}: nothing yet</p>"
     x_low, x_high = min(p[0] for p in points), max(p[0] for p in points)
     y_low, y_high = min(p[1] for p in points), max(p[1] for p in points)
+    margin = max(64.0, *(12 + 5.6 * len(name) for name in series)) if len(series) > 1 else 64.0  # names of lines
     pad = 0.05 * (y_high - y_low) or max(abs(y_high) * 0.05, 0.5)
     y_low, y_high = y_low - pad, y_high + pad
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
         return (
-            _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
+            _LEFT + across * (_WIDTH - _LEFT - margin),
             _HEIGHT - _BOTTOM - (y - y_low) / (y_high - y_low) * (_HEIGHT - _BOTTOM - _TOP),
         )
 
@@ -53,7 +54,7 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
         at = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in [*points[::step], points[-1]])
         return f'<polyline points="{at}" fill="none" stroke="{colour}" stroke-width="1.6" opacity="{opacity}"/>'
 
-    right, floor = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    right, floor = _WIDTH - margin, _HEIGHT - _BOTTOM
     parts = [f'<text x="{_LEFT}" y="16" style="font-weight:600">{escape(title)}</text>']
     for value in ticks(y_low, y_high):
         _, y = place(x_low, value)

@@ -34,6 +34,9 @@ class Task(Protocol):
     headline: str  #: the metric that says which checkpoint is best; higher is better
     steps_per_epoch: int
     items_per_step: int  #: pictures in a batch, of all processes
+    parts: dict[
+        str, Tensor
+    ]  #: scalars of the last step to write down beside the loss; the same names in every step
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters of network and loss, with a ``scale`` on the learning rate where it is not 1."""
@@ -91,7 +94,7 @@ class Trainer:
         self.step = 0
         self.result = Result()
         self.log: log.Log | None = None  # in the process that writes
-        self._waiting: list[tuple[dict[str, float], Tensor, Tensor]] = []
+        self._waiting: list[tuple[dict[str, float], dict[str, Tensor]]] = []
 
     @property
     def state_file(self) -> Path:
@@ -160,17 +163,18 @@ class Trainer:
         self.scaler.update()
         self.step += 1
         row = {"step": float(self.step), "epoch": (self.step - 1) // self.task.steps_per_epoch + 1.0, "lr": rate}
-        self._waiting.append((row, loss.detach(), norm.detach()))
+        told = {"loss": loss, "gradient_norm": norm, **self.task.parts}
+        self._waiting.append((row, {name: value.detach().float() for name, value in told.items()}))
 
     def _read_losses(self) -> str:
         """Bring the losses of the last steps from the device, write them down, stop if one is not finite."""
         if not self._waiting:
             return ""
-        losses = torch.stack([loss for _, loss, _ in self._waiting]).tolist()
-        norms = torch.stack([norm for _, _, norm in self._waiting]).tolist()
+        names = list(self._waiting[0][1])
+        values = torch.stack([told[name] for _, told in self._waiting for name in names]).reshape(-1, len(names))
         rows = [
-            {**row, "loss": loss, "gradient_norm": norm}
-            for (row, _, _), loss, norm in zip(self._waiting, losses, norms, strict=True)
+            {**row, **dict(zip(names, numbers, strict=True))}
+            for (row, _), numbers in zip(self._waiting, values.tolist(), strict=True)
         ]
         self._waiting.clear()
         finite = [row for row in rows if math.isfinite(row["loss"])]
@@ -187,7 +191,7 @@ class Trainer:
                     f"loss: {row['loss']} at step {int(row['step'])} (epoch {int(row['epoch'])}, learning rate "
                     f"{row['lr']:.3g}), training stopped; {kept}. Try a lower lr, optim.clip, or precision=fp32."
                 )
-        return f"loss {losses[-1]:.4f}"
+        return f"loss {rows[-1]['loss']:.4f}"
 
     def _evaluate(self, epoch: int, bar: log.Progress) -> None:
         metrics = self.task.evaluate()

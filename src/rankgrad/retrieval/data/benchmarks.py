@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from rankgrad.retrieval.config import Data
-from rankgrad.retrieval.data.splits import Pictures, Splits, check_counts, find, numbered, root_of
+from rankgrad.retrieval.data.splits import Pictures, Splits, numbered
 from rankgrad.training.errors import UserError
+from rankgrad.vision.folders import check_counts, find, root_of
 
 
 def _lines(path: Path, columns: int, skip: int = 0) -> list[list[str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankgrad.retrieval.config import Data
-from rankgrad.retrieval.data.splits import Pictures, Splits, by_classes, numbered, root_of
+from rankgrad.retrieval.data.splits import Pictures, Splits, by_classes, numbered
 from rankgrad.training.errors import UserError
+from rankgrad.vision.folders import root_of
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 

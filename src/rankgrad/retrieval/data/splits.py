@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rankgrad.retrieval.config import Data
-from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
 
 
@@ -72,40 +70,6 @@ def by_classes(labels: Tensor, test_share: float, seed: int) -> tuple[Tensor, Te
     many = min(max(round(test_share * len(classes)), 1), len(classes) - 1)
     testing = torch.isin(labels, shuffled[:many])
     return (~testing).nonzero().flatten(), testing.nonzero().flatten()
-
-
-def root_of(config: Data) -> Path:
-    """The folder the user points at."""
-    if config.root is None:
-        raise UserError(f"--data: the data set {config.name!r} needs a folder, say --data DIR")
-    root = Path(config.root).expanduser()
-    if not root.is_dir():
-        beside = [p.name for p in root.parent.iterdir() if p.is_dir()] if root.parent.is_dir() else []
-        hint = nearest(root.name, beside) if beside else ""
-        raise UserError(f"--data: no such folder {str(root)!r}{hint}")
-    return root
-
-
-def find(root: Path, *places: str) -> Path:
-    """The first of some places below the root that exists."""
-    for place in places:
-        if (root / place).exists():
-            return root / place
-    raise UserError(f"--data: expected {' or '.join(places)} in {root}, found neither")
-
-
-def check_counts(config: Data, found: dict[str, int], protocol: dict[str, int]) -> None:
-    """Require the sizes of the protocol, unless told not to."""
-    wrong = [
-        f"{name} {found[name]:,} instead of {wanted:,}"
-        for name, wanted in protocol.items()
-        if found[name] != wanted
-    ]
-    if wrong and config.counts == "protocol":
-        raise UserError(
-            f"--data: {config.name} is not complete: {'; '.join(wrong)}. Results would not compare with published "
-            "ones; data.counts=any trains on it all the same."
-        )
 
 
 def numbered(texts: Sequence[str]) -> Tensor:

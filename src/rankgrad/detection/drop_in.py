@@ -1,0 +1,73 @@
+"""Exchange the loss of a torchvision detector's region classifier, and take the exchange back."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from rankgrad import _check
+from rankgrad.detection.region_loss import SCORES, RegionLoss
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def use_ranking_loss(
+    model: Model, loss: nn.Module | None = None, *, scores: str | None = None, **options: Any
+) -> Model:
+    """Train a torchvision Faster R-CNN or Mask R-CNN for mAP: its region classifier gets a ranking loss.
+
+    The model is changed in place: in training, ``loss_classifier`` is the given loss of the sampled regions' class
+    logits; box regression, RPN and masks are untouched. In ``model.eval()`` detections are scored by ``scores``,
+    with torchvision's own score threshold, NMS and number of detections. :func:`plain` takes it back.
+
+    Nothing is added to the model's ``state_dict``: weights are exchanged freely with a plain model's. The
+    memory is state of the training, in ``ranking_loss(model).state_dict()``; save that too if training goes on.
+    The loss is no submodule: ``model.to(...)`` leaves it alone, it follows the logits by itself.
+
+    Args:
+        model: With ``roi_heads`` as torchvision's detectors have, any backbone and box head.
+        loss: A Module ``(class_logits [regions, 1 + classes], labels [regions]) -> loss``; by default
+            :class:`RegionLoss` with ``options``.
+        scores: What scores a detection at test time, see :func:`class_log_odds`; by default what the loss ranks.
+        options: Of :class:`RegionLoss`, e.g. ``lam``, ``margin``, ``memory``, ``form``.
+
+    Returns:
+        The model itself.
+    """
+    from torchvision.models.detection.roi_heads import RoIHeads
+
+    from rankgrad.detection import roi_heads
+
+    heads = getattr(model, "roi_heads", None)
+    if not isinstance(heads, RoIHeads):
+        raise _check.fail("model", "a torchvision detector with roi_heads (Faster R-CNN, Mask R-CNN)", model)
+    if loss is not None and options:
+        raise ValueError(f"loss: expected either a loss or options of RegionLoss, received both ({list(options)})")
+    loss = RegionLoss(**options) if loss is None else loss
+    scores = scores or getattr(loss, "rank", "softmax")
+    plain(model)
+    heads.__dict__[roi_heads.LOSS] = loss
+    heads.__dict__[roi_heads.SCORES] = _check.one_of("scores", scores, SCORES)
+    heads.__class__ = roi_heads.exchanged(type(heads))
+    return model
+
+
+def ranking_loss(model: nn.Module) -> nn.Module:
+    """The loss that :func:`use_ranking_loss` gave to a model, with its memory."""
+    found = getattr(getattr(model, "roi_heads", None), "region_loss", None)
+    if not isinstance(found, nn.Module):
+        raise _check.fail("model", "a model with a ranking loss (see use_ranking_loss)", model)
+    return found
+
+
+def plain(model: Model) -> Model:
+    """Undo :func:`use_ranking_loss`, in place: the model is torchvision's own again."""
+    from rankgrad.detection import roi_heads
+
+    heads = getattr(model, "roi_heads", None)
+    if isinstance(heads, roi_heads.RankingHeads):
+        heads.__class__ = roi_heads.original(type(heads))
+        for name in (roi_heads.LOSS, roi_heads.SCORES):
+            del heads.__dict__[name]
+    return model

@@ -1,0 +1,82 @@
+"""From class logits and box regression to detections, for a whole batch of pictures at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankgrad.detection.region_loss import class_scores
+
+#: Most (region, class) pairs of a picture that compete in the suppression. A head that ranks without a
+#: calibrated scale may put all of them above any threshold; the best of them are enough for 100 detections.
+CANDIDATES = 2000
+
+
+def detections_of(
+    heads: Any,
+    class_logits: Tensor,
+    box_regression: Tensor,
+    proposals: list[Tensor],
+    image_shapes: list[tuple[int, int]],
+    scores: str,
+    *,
+    candidates: int = CANDIDATES,
+) -> list[dict[str, Tensor]]:
+    """Detections of each picture: boxes, scores and labels, best first.
+
+    torchvision's steps with its thresholds (``score_thresh``, boxes of less than 0.01 pixels, suppression per
+    class at ``nms_thresh``, the best ``detections_per_img``), on scores of our choice, all pictures in one
+    pass. Equal to torchvision's for ``"softmax"`` as long as no picture has more than ``candidates`` pairs
+    above the threshold.
+
+    Args:
+        heads: torchvision's RoI heads, for box coder and thresholds.
+        class_logits: ``[regions, 1 + classes]``.
+        box_regression: ``[regions, 4 (1 + classes)]``.
+        proposals: Boxes of each picture.
+        image_shapes: (height, width) of each picture.
+        scores: ``"odds"``, ``"softmax"`` or ``"logits"``.
+        candidates: Most pairs of a picture.
+    """
+    from torchvision.ops import nms
+
+    device, regions = class_logits.device, [len(boxes) for boxes in proposals]
+    pictures, classes = len(proposals), class_logits.shape[1] - 1
+    boxes = heads.box_coder.decode(box_regression.float(), proposals)[:, 1:]  # [regions, classes, 4]
+    # Pictures in rows of equal length: missing regions score -1, below any threshold.
+    padded = boxes.new_zeros(pictures, max(regions, default=0), classes, 4)
+    values = boxes.new_full(padded.shape[:3], -1.0)
+    number = torch.arange(max(regions, default=0)).unsqueeze(0) < torch.tensor(regions).unsqueeze(1)
+    place = number.flatten().nonzero().flatten().to(device)
+    padded.flatten(0, 1)[place] = boxes
+    values.flatten(0, 1)[place] = class_scores(class_logits.float(), scores)
+    size = torch.tensor([(w, h, w, h) for h, w in image_shapes], device=device, dtype=padded.dtype)
+    padded = padded.clamp(min=0).minimum(size[:, None, None])
+    small = ((padded[..., 2:] - padded[..., :2]) < 1e-2).any(-1)
+    values = values.masked_fill(small | (values <= heads.score_thresh), -1.0).flatten(1)
+
+    best, at = values.topk(min(candidates, values.shape[1]), dim=1)  # [pictures, candidates], best first
+    picture, column = (best >= 0).nonzero(as_tuple=True)
+    if not len(picture):
+        return [_nothing(boxes) for _ in regions]
+    best, at = best[picture, column], at[picture, column]
+    label = at % classes + 1
+    found = padded.flatten(1, 2)[picture, at]
+    # One suppression for all: pictures and classes are moved apart, in float64 so that no box is rounded.
+    apart = (picture * classes + label).double() * (float(max(max(s) for s in image_shapes)) + 1)
+    kept = nms(found.double() + apart.unsqueeze(1), best.double(), heads.nms_thresh)
+    kept = kept[picture[kept].argsort(stable=True)]  # by picture, best first
+    counts = torch.bincount(picture[kept], minlength=pictures).tolist()
+    most = heads.detections_per_img
+    out = []
+    for rows in kept.split(counts):
+        rows = rows[:most]
+        out.append({"boxes": found[rows], "labels": label[rows], "scores": best[rows]})
+    return out
+
+
+def _nothing(boxes: Tensor) -> dict[str, Tensor]:
+    none = boxes.new_zeros(0)
+    return {"boxes": none.reshape(0, 4), "labels": none.long(), "scores": none}

@@ -1,0 +1,145 @@
+"""The classifier's loss of a detector's regions: ranks per class and pooled, beside cross entropy.
+
+A region has one logit a class, and one for the background in front. Training ranks the same number that scores a
+detection at test time (:func:`class_log_odds`), so both walk the same stairs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rankgrad import _check
+from rankgrad.losses import ClassRankingLoss
+
+#: How class logits become one number per class, see :func:`class_log_odds`.
+SCORES = ("odds", "softmax", "logits")
+
+
+def class_log_odds(class_logits: Tensor, scores: str) -> Tensor:
+    r"""The log-odds of each class, without the background; their sigmoid is the score of a detection.
+
+    With :math:`z_0` the logit of the background:
+
+    * ``"odds"``: :math:`z_c - z_0`, the class against the background, whatever the other classes say;
+    * ``"softmax"``: :math:`z_c - \log \sum_{k \ne c} e^{z_k}`, so that the score is the softmax probability;
+    * ``"logits"``: :math:`z_c`, for a head whose background column was never trained.
+
+    Args:
+        class_logits: ``[regions, 1 + classes]``, background first.
+        scores: Which.
+
+    Returns:
+        ``[regions, classes]``.
+    """
+    _check.one_of("scores", scores, SCORES)
+    if scores == "logits":
+        return class_logits[:, 1:]
+    if scores == "odds":
+        return class_logits[:, 1:] - class_logits[:, :1]
+    itself = torch.eye(class_logits.shape[1], dtype=torch.bool, device=class_logits.device)
+    others = class_logits.unsqueeze(1).masked_fill(itself, -torch.inf).logsumexp(2)
+    return (class_logits - others)[:, 1:]
+
+
+def class_scores(class_logits: Tensor, scores: str) -> Tensor:
+    """Scores in [0, 1] of each class, ``[regions, classes]``: the sigmoid of :func:`class_log_odds`."""
+    if scores == "softmax":  # the same number, without the detour
+        return class_logits.softmax(1)[:, 1:]
+    return class_log_odds(class_logits, scores).sigmoid()
+
+
+class RegionLoss(nn.Module):
+    r"""Ranking loss for the region classifier of a detector, blended with cross entropy.
+
+    ``cross_entropy`` times the cross entropy plus ``weight`` times :class:`rankgrad.ClassRankingLoss` on the
+    log-odds of the classes: for each class a list of all regions, and one list of all (region, class) pairs;
+    a background region is relevant to nothing. The paper's form is
+    ``RegionLoss(form="ap", rank="logits", cross_entropy=0)``. It does not leave the ground from random weights:
+    AP's slope vanishes where ranks are bad (``rankgrad.detection.cold_start`` shows it). Cross entropy brings the
+    regions into an order in which AP has a slope, and gives the scores a scale that a threshold can use.
+
+    A batch without foreground has a ranking loss of 0; a class without a region in the batch (or the memory) does
+    not count; no regions at all give 0. Logits in half precision are ranked as float32 values.
+
+    Args:
+        form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.
+        rank: What is ranked, and so the right score at test time; see :func:`class_log_odds`.
+        weight: Of the ranking loss.
+        cross_entropy: Weight of the cross entropy; 0 leaves it out.
+        lam, margin, memory, map_weight, pooled_weight, distributed: As in :class:`rankgrad.ClassRankingLoss`.
+            With ``distributed`` the lists are over the regions of all processes; the cross entropy stays each
+            process's own mean, as in torchvision, and DistributedDataParallel averages it.
+
+    Example:
+        >>> from rankgrad.detection import RegionLoss
+        >>> loss = RegionLoss(memory=0)
+        >>> class_logits = torch.randn(64, 1 + 5, requires_grad=True)
+        >>> loss(class_logits, torch.randint(0, 6, (64,))).backward()
+    """
+
+    def __init__(
+        self,
+        *,
+        form: str = "ap",
+        rank: str = "odds",
+        weight: float = 1.0,
+        cross_entropy: float = 1.0,
+        lam: float = 0.5,
+        margin: float = 0.15,
+        memory: int = 7,
+        map_weight: float = 2,
+        pooled_weight: float = 1,
+        distributed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.rank = _check.one_of("rank", rank, SCORES)
+        self.weight = _check.positive("weight", weight)
+        self.cross_entropy = _check.non_negative("cross_entropy", cross_entropy)
+        self.ranking = ClassRankingLoss(
+            lam=lam,
+            margin=margin,
+            memory=memory,
+            map_weight=map_weight,
+            pooled_weight=pooled_weight,
+            form=form,
+            distributed=distributed,
+        )
+
+    def forward(self, class_logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of the regions of a batch.
+
+        Args:
+            class_logits: ``[regions, 1 + classes]``, background first.
+            labels: ``[regions]`` int64; 0 is background.
+            mask: ``[regions]`` bool; False = this region does not exist.
+        """
+        class_logits = _check.floating("class_logits", class_logits, ndim=2)
+        _check.per_row("labels", labels, "class_logits", class_logits)
+        with torch.autocast(class_logits.device.type, enabled=False):
+            logits = class_logits if class_logits.dtype == torch.float64 else class_logits.float()
+            classes = torch.arange(1, logits.shape[1], device=logits.device)
+            relevance = labels.unsqueeze(1) == classes
+            ranked = class_log_odds(logits, self.rank)
+            loss: Tensor = self.weight * self.ranking(
+                ranked, relevance, None if mask is None else mask.unsqueeze(1)
+            )
+            if self.cross_entropy:
+                loss = loss + self.cross_entropy * _cross_entropy(logits, labels, mask)
+        return loss
+
+    def reset(self) -> None:
+        """Forget the memory."""
+        self.ranking.reset()
+
+    def extra_repr(self) -> str:
+        return f"rank={self.rank!r}, weight={self.weight}, cross_entropy={self.cross_entropy}"
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the regions that exist; 0 of none (torch's own gives NaN)."""
+    if mask is None:
+        return F.cross_entropy(logits, labels) if len(logits) else logits.sum()
+    each = F.cross_entropy(logits, labels, reduction="none")
+    return each.where(mask, 0).sum() / mask.sum().clamp(min=1)

@@ -1,0 +1,98 @@
+"""torchvision's RoI heads with another loss at the classifier and other scores at test time.
+
+Only three seams of ``RoIHeads`` are used, all there since torchvision 0.3: ``select_training_samples`` says which
+label each sampled region has, ``box_predictor`` gives the class logits, ``postprocess_detections`` turns them into
+detections. torchvision's own ``forward`` runs as it is; its cross entropy is computed and dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection.roi_heads import RoIHeads
+
+from rankgrad.detection.inference import detections_of
+
+#: Attributes that hold what the drop-in needs. They are no submodules: the state_dict stays torchvision's.
+LOSS, SCORES = "region_loss", "region_scores"
+
+
+def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    """A forward hook: class logits computed in half precision are computed again in float32.
+
+    bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can.
+    """
+    if output[0].dtype not in (torch.float16, torch.bfloat16) or not torch.is_autocast_enabled(
+        output[0].device.type
+    ):
+        return output
+    with torch.autocast(output[0].device.type, enabled=False):
+        return module.forward(*(value.float() if isinstance(value, Tensor) else value for value in inputs))
+
+
+class RankingHeads:
+    """The part that goes in front of ``RoIHeads`` in the order of classes."""
+
+    training: bool
+    box_predictor: nn.Module
+
+    def select_training_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As in torchvision; the labels are kept for the loss."""
+        samples = super().select_training_samples(*args, **kwargs)  # type: ignore[misc]
+        self.__dict__["_sampled_labels"] = samples[2]
+        return samples
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As in torchvision, with our loss under ``loss_classifier``."""
+        seen: list[Any] = []
+        hooks = [
+            self.box_predictor.register_forward_hook(in_float32),
+            self.box_predictor.register_forward_hook(lambda module, inputs, output: seen.append(output[0])),
+        ]
+        try:
+            result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
+            if self.training:
+                loss: nn.Module = self.__dict__[LOSS]
+                losses["loss_classifier"] = loss.train()(seen[0], torch.cat(self.__dict__["_sampled_labels"]))
+            return result, losses
+        finally:
+            self.__dict__.pop("_sampled_labels", None)
+            for hook in hooks:
+                hook.remove()
+
+    def postprocess_detections(
+        self, class_logits: Tensor, box_regression: Tensor, proposals: Any, image_shapes: Any
+    ) -> Any:
+        """As in torchvision for softmax scores; otherwise the same steps on the other scores."""
+        scores: str = self.__dict__[SCORES]
+        if scores == "softmax":
+            return super().postprocess_detections(  # type: ignore[misc]
+                class_logits, box_regression, proposals, image_shapes
+            )
+        found = detections_of(self, class_logits, box_regression, proposals, image_shapes, scores)
+        return (
+            [one["boxes"] for one in found],
+            [one["scores"] for one in found],
+            [one["labels"] for one in found],
+        )
+
+
+class RankingRoIHeads(RankingHeads, RoIHeads):  # type: ignore[misc]
+    """torchvision's own heads with the exchange; a class of the module, so that a model can be pickled."""
+
+
+_MADE: dict[type, type] = {RoIHeads: RankingRoIHeads}
+
+
+def exchanged(kind: type) -> type:
+    """The class of heads with the exchange, for heads of this class (torchvision's, or a user's subclass)."""
+    if kind not in _MADE:
+        _MADE[kind] = type(f"Ranking{kind.__name__}", (RankingHeads, kind), {})
+    return _MADE[kind]
+
+
+def original(kind: type) -> type:
+    """The class of heads before the exchange."""
+    return next(plain for plain, made in _MADE.items() if made is kind)

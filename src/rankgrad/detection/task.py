@@ -1,0 +1,243 @@
+"""Detection as a task of the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rankgrad import distributed
+from rankgrad.detection import data, model
+from rankgrad.detection.batches import AspectSampler, canvas, place_boxes
+from rankgrad.detection.config import Config, Data
+from rankgrad.detection.data import Objects, Scenes
+from rankgrad.detection.drop_in import use_ranking_loss
+from rankgrad.detection.evaluate import Standing, evaluate
+from rankgrad.detection.inference import detections_of
+from rankgrad.detection.region_loss import RegionLoss
+from rankgrad.training import log, optim
+from rankgrad.training.errors import UserError
+from rankgrad.vision.pictures import Store, decode, sent
+
+Detections = list[dict[str, Tensor]]
+
+
+class Source(Store):
+    """The pictures of a split with their objects."""
+
+    def __init__(
+        self, scenes: Scenes, config: Data, device: torch.device, progress: Callable[[int], None]
+    ) -> None:
+        super().__init__(
+            scenes.sources,
+            scenes.names,
+            lambda source: decode(source) if isinstance(source, Path) else source,
+            cache=config.cache,
+            workers=config.workers,
+            broken=config.broken,
+            device=device,
+            progress=progress,
+        )
+        self.scenes = scenes.take(self.kept) if self.faults else scenes
+
+    def ratios(self) -> Tensor:
+        """Width / height of each picture."""
+        return self.shapes[:, 1] / self.shapes[:, 0]
+
+
+@lru_cache(maxsize=1)
+def read_sources(
+    config: Data, device: torch.device, *, train: bool
+) -> tuple[Source | None, Source, tuple[str, ...]]:
+    """Training pictures (if wanted), test pictures and the classes; kept, so that restarts need not read again."""
+    splits = data.read(config)
+    wanted = (splits.train if train else None, splits.test)
+    total = sum(len(scenes) for scenes in wanted if scenes is not None)
+    with log.progress("reading pictures", total, 0, show=distributed.rank() == 0) as bar:
+        if splits.faults:
+            bar.say(f"skipped {len(splits.faults)} annotations: {'; '.join(splits.faults[:5])}")
+        done = 0
+        sources: list[Source | None] = []
+        for scenes in wanted:
+            if scenes is None:
+                sources.append(None)
+                continue
+            source = Source(scenes, config, device, lambda count, before=done: bar.advance(before + count, ""))  # type: ignore[misc]
+            done += len(scenes)
+            if source.faults:
+                bar.say(f"skipped {len(source.faults)} pictures: {'; '.join(source.faults[:5])}")
+            sources.append(source)
+    assert sources[1] is not None
+    return sources[0], sources[1], splits.classes
+
+
+def detect(network: model.Detector, source: Source, config: Config) -> dict[str, Detections]:
+    """Detections on all pictures of a source, for each way of scoring; processes share the work.
+
+    Boxes are in pixels of the files; everything is on the CPU. The network runs once for all scorings.
+    """
+    network.eval()
+    order = source.ratios().argsort(stable=True)  # like shapes together
+    mine = order[distributed.rank() :: distributed.count()].split(config.batch.test_size)
+    found: dict[str, dict[int, dict[str, Tensor]]] = {scores: {} for scores in config.scorings()}
+    with torch.inference_mode():
+        for at, rows in enumerate(mine):
+            view = canvas(source.fetch(rows, mine[at + 1] if at + 1 < len(mine) else None), None, config.view)
+            with optim.autocast(config.precision, source.device):
+                logits, regression, proposals = network.regions(view.pictures, view.sizes)
+            for scores, out in found.items():
+                detected = detections_of(network.roi_heads, logits, regression, proposals, view.sizes, scores)
+                out.update(zip(rows.tolist(), _in_files(detected, view.scales), strict=True))
+    return {scores: [out[row] for row in range(len(source.scenes))] for scores, out in _everyone(found).items()}
+
+
+def _in_files(detected: Detections, scales: Tensor) -> Detections:
+    """Boxes in pixels of the files, on the CPU in one transfer."""
+    counts = [len(one["scores"]) for one in detected]
+    packed = torch.cat(
+        [torch.cat([d["boxes"], d["scores"].unsqueeze(1), d["labels"].unsqueeze(1)], dim=1) for d in detected]
+    ).cpu()
+    return [
+        {"boxes": part[:, :4] / scale.repeat(2), "scores": part[:, 4], "labels": part[:, 5].long()}
+        for part, scale in zip(packed.split(counts), scales, strict=True)
+    ]
+
+
+def _everyone(
+    found: dict[str, dict[int, dict[str, Tensor]]],
+) -> dict[str, dict[int, dict[str, Tensor]]]:
+    """What all processes found."""
+    if not distributed.active():
+        return found
+    parts: list[Any] = [None] * distributed.count()
+    torch.distributed.all_gather_object(parts, found)
+    return {scores: {row: one for part in parts for row, one in part[scores].items()} for scores in found}
+
+
+class DetectionTask:
+    """Train a Faster R-CNN; see :class:`rankgrad.training.loop.Task`.
+
+    Args:
+        config: The settings.
+        device: Where to train.
+    """
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.headline = f"AP50 {config.scoring()}"
+        if config.batch.size % distributed.count():
+            several = f"a multiple of the {distributed.count()} processes"
+            raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
+        torch.backends.cudnn.benchmark = (
+            False  # batches differ in shape: trying out algorithms for each takes longer
+        )
+        train, self.test, self.classes = read_sources(config.data, device, train=True)
+        assert train is not None
+        self.source = train
+        self.objects = [_without_difficult(objects) for objects in train.scenes.objects]
+        try:
+            self.sampler = AspectSampler(train.ratios(), size=config.batch.size, seed=config.seed)
+        except ValueError as error:
+            raise UserError(f"batch.{error}") from None
+        self.steps_per_epoch = len(self.sampler)
+        self.items_per_step = config.batch.size
+        self.network, self._notes = model.build(
+            config.model, config.view, regions=config.batch.regions, classes=self.classes, seed=config.seed
+        )
+        self.network.to(device)
+        if device.type == "cuda":
+            self.network = self.network.to(memory_format=torch.channels_last)
+        self.loss: nn.Module = nn.Identity()  # cross entropy: torchvision's own, nothing is exchanged
+        self.parts: dict[str, Tensor] = {}
+        if config.loss.name == "ranking":
+            self.loss = RegionLoss(**config.loss.options(), distributed=True).to(device)
+            use_ranking_loss(self.network, self.loss)
+            self.loss.register_forward_pre_hook(self._watch_ranking)
+        else:
+            self.network.roi_heads.box_predictor.register_forward_hook(self._watch_cross_entropy)
+        self._standing: tuple[dict[str, Tensor], dict[str, Detections], dict[str, Standing]] | None = None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """All parameters that are trained, at one rate."""
+        return [{"params": [p for p in self.network.parameters() if p.requires_grad]}]
+
+    def _watch_ranking(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Note the size of the gradient at the class logits, and of the one cross entropy would give."""
+        logits, labels = inputs
+        if not logits.requires_grad:
+            return
+        wrong = logits.detach().softmax(1) - F.one_hot(labels, logits.shape[1])
+        self.parts["logit_gradient_ce"] = wrong.norm() / max(len(logits), 1)
+        self._watch(logits)
+
+    def _watch_cross_entropy(self, module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        if output[0].requires_grad:
+            self._watch(output[0], "logit_gradient_ce")
+
+    def _watch(self, logits: Tensor, *also: str) -> None:
+        def note(gradient: Tensor) -> None:
+            self.parts.update(dict.fromkeys(("logit_gradient", *also), gradient.detach().norm()))
+
+        logits.register_hook(note)
+
+    def batch_loss(self, network: nn.Module, step: int) -> Tensor:
+        """Resize and mirror this process's part of a batch, and take all losses of the detector."""
+        everyone = self.sampler.at(step)
+        mine = distributed.share(everyone)
+        pictures = self.source.fetch(mine, distributed.share(self.sampler.at(step + 1)))
+        seed = np.random.SeedSequence([self.config.seed, step, 1]).generate_state(1, np.uint64)[0]
+        generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
+        flips = torch.rand(len(everyone), generator=generator) < (0.5 if self.config.view.flip else 0.0)
+        flips = distributed.share(flips)
+        view = canvas(pictures, flips, self.config.view)
+        objects = [self.objects[row] for row in mine.tolist()]
+        targets = self._targets(place_boxes([o.boxes for o in objects], view, flips), objects)
+        self.parts.clear()
+        losses = network(view.pictures, view.sizes, targets)
+        self.parts.update({name: value.detach() for name, value in losses.items()})
+        total: Tensor = torch.stack([value.float() for value in losses.values()]).sum()
+        return total
+
+    def _targets(self, boxes: list[Tensor], objects: list[Objects]) -> list[dict[str, Tensor]]:
+        """Boxes and labels on the device, in one transfer each."""
+        counts = [len(b) for b in boxes]
+        there = sent(torch.cat(boxes), self.device).split(counts)
+        labels = sent(torch.cat([o.labels for o in objects]), self.device).split(counts)
+        return [{"boxes": b, "labels": c} for b, c in zip(there, labels, strict=True)]
+
+    def standing(self) -> tuple[dict[str, Detections], dict[str, Standing]]:
+        """Detections on the test pictures and their average precisions, for each way of scoring."""
+        weights = {name: value.clone() for name, value in self.network.state_dict().items()}
+        if self._standing is not None and all(torch.equal(weights[n], v) for n, v in self._standing[0].items()):
+            return self._standing[1:]  # the best weights are often those just measured
+        found = detect(self.network, self.test, self.config)
+        stands = {s: evaluate(f, self.test.scenes.objects, len(self.classes)) for s, f in found.items()}
+        self._standing = (weights, found, stands)
+        return found, stands
+
+    def evaluate(self) -> dict[str, float]:
+        """AP50 (area, 11 points) and COCO's AP in percent, for each way of scoring."""
+        return {k: v for scores, stand in self.standing()[1].items() for k, v in stand.summary(scores).items()}
+
+    def metadata(self) -> dict[str, Any]:
+        """What the network needs to be built again."""
+        return self._notes
+
+    def finish(self, folder: Path) -> None:
+        """Write the average precisions of the classes and some detections, for the report."""
+        from rankgrad.detection.report import write_examples
+
+        found, stands = self.standing()
+        if distributed.rank() == 0:
+            write_examples(folder, self.test, self.classes, self.config.scoring(), found, stands)
+
+
+def _without_difficult(objects: Objects) -> Objects:
+    kept = ~objects.difficult
+    return Objects(objects.boxes[kept], objects.labels[kept], objects.difficult[kept])

@@ -1,0 +1,173 @@
+"""The VOC reader, batches by aspect ratio, and pictures on the canvas against torchvision's own transforms."""
+
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.transforms import v2
+
+from rankgrad.detection import data
+from rankgrad.detection.batches import AspectSampler, canvas, place_boxes, target_sizes
+from rankgrad.detection.config import Data, View
+from rankgrad.training.errors import UserError
+from rankgrad.vision.pictures import MEAN, STD, Ragged
+
+import scenes
+
+
+def read(root, **settings):
+    return data.read(Data(**{"name": "voc", "root": str(root), **settings}))
+
+
+def test_the_reader(tmp_path):
+    scenes.voc_set(tmp_path)
+    splits = read(tmp_path)
+    assert splits.classes == scenes.NAMES
+    assert (len(splits.train), len(splits.test)) == (12, 6)
+    assert any(len(o.labels) == 0 for o in splits.train.objects)
+    assert any(bool(o.difficult.any()) for o in splits.train.objects)
+    assert read(tmp_path, test_limit=2).test.names == splits.test.names[:2]
+
+
+@pytest.mark.parametrize(
+    ("box", "edges"),
+    [
+        ((5, 7, 20, 30), (4, 6, 20, 30)),  # pixels 5 ... 20 are 16 wide
+        ((5.68, 7.4, 20.36, 30.0), (4.68, 6.4, 20.36, 30.0)),
+        ((0, 1, 70, 48), (0, 0, 64, 48)),  # outside the picture is cut off
+    ],
+)
+def test_boxes_are_edges(tmp_path, box, edges):
+    path = tmp_path / "a.xml"
+    path.write_text(scenes.annotation([("leaf", box, True)]))
+    ((name, found, difficult),) = data.read_annotation(path)
+    assert (name, difficult) == ("leaf", True)
+    assert found == pytest.approx(edges)
+
+
+BROKEN = {
+    "broken": "<annotation><object>",
+    "not UTF-8": None,
+    "document type": scenes.annotation([], extra='<!DOCTYPE x [<!ENTITY a "b">]>'),
+    "an object without name": "<annotation><object><bndbox/></object></annotation>",
+    "a box without xmin": "<annotation><object><name>leaf</name><bndbox/></object></annotation>",
+    "could not convert": scenes.annotation([("leaf", ("a", 1, 2, 3), False)]),
+    "an empty box of leaf": scenes.annotation([("leaf", (9, 9, 4, 12), False)]),
+    "missing": "",
+}
+
+
+@pytest.mark.parametrize("fault", list(BROKEN))
+def test_broken_annotations_are_named(tmp_path, fault):
+    scenes.voc_set(tmp_path, train=4, test=2)
+    path = tmp_path / "Annotations" / "000002.xml"
+    if fault == "missing":
+        path.unlink()
+    elif BROKEN[fault] is None:
+        path.write_text(scenes.annotation([], extra='<?xml version="1.0" encoding="utf-16"?>'), encoding="utf-16")
+    else:
+        path.write_text(BROKEN[fault])
+    with pytest.raises(UserError, match=r"1 of 6 annotations cannot be read: 000002.xml: ") as caught:
+        read(tmp_path)
+    assert fault in str(caught.value) or fault == "not UTF-8"
+    splits = read(tmp_path, broken="skip")
+    assert len(splits.train) == 3
+    assert len(splits.faults) == 1
+
+
+def test_a_bomb_is_refused_as_defusedxml_does(tmp_path):
+    defused = pytest.importorskip("defusedxml.ElementTree")
+    bomb = '<!DOCTYPE b [<!ENTITY a "x"><!ENTITY b "&a;&a;&a;">]><annotation>&b;</annotation>'
+    with pytest.raises(Exception, match="Entit"):
+        defused.fromstring(bomb)
+    with pytest.raises(ValueError, match="not allowed"):
+        data.parse(bomb)
+    good = scenes.annotation([("leaf", (1, 2, 3, 4), False)])
+    ours, theirs = data.parse(good), defused.fromstring(good)
+    assert [e.text for e in ours.iter()] == [e.text for e in theirs.iter()]
+
+
+def test_what_the_user_can_mend(tmp_path):
+    with pytest.raises(UserError, match="--data"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="ImageSets/Main"):
+        read(tmp_path)
+    scenes.voc_set(tmp_path)
+    with pytest.raises(UserError, match="did you mean 'trainval'"):
+        read(tmp_path, train="trainva")
+    with pytest.raises(UserError, match="VOCdevkit/VOC2007"):
+        read(tmp_path, name="voc07")
+    scenes.voc_set(tmp_path / "VOCdevkit" / "VOC2007")
+    with pytest.raises(UserError, match=r"training pictures 12 instead of 5,011.*counts=any"):
+        read(tmp_path, name="voc07")
+    with pytest.raises(UserError, match="unknown class 'apple'"):
+        read(tmp_path, name="voc07", counts="any")
+
+
+def test_two_years_are_read_together(tmp_path):
+    for year, train in (("2007", 3), ("2012", 4)):
+        base = scenes.voc_set(tmp_path / "VOCdevkit" / f"VOC{year}", train=train, test=2)
+        for path in (base / "Annotations").glob("*.xml"):
+            text = path.read_text()
+            for ours, theirs in zip(scenes.NAMES, ("cat", "dog", "boat"), strict=True):
+                text = text.replace(ours, theirs)
+            path.write_text(text)
+    splits = read(tmp_path, name="voc0712", counts="any")
+    assert splits.train.names[0].startswith("VOC2007/")
+    assert splits.train.names[-1].startswith("VOC2012/")
+    assert (len(splits.train), len(splits.test), len(splits.classes)) == (7, 2, 20)
+
+
+def test_batches_by_aspect_ratio():
+    ratios = torch.rand(103) + 0.5
+    sampler = AspectSampler(ratios, size=8, seed=3)
+    assert len(sampler) == 12
+    epoch = torch.stack([sampler.at(step) for step in range(12)])
+    assert epoch.unique().numel() == 96
+    spread = (ratios[epoch].max(1).values - ratios[epoch].min(1).values).mean()
+    assert spread < 0.35  # of one: a random batch spans 0.78
+    assert torch.equal(AspectSampler(ratios, size=8, seed=3).at(17), sampler.at(17))
+    assert not torch.equal(sampler.at(12), sampler.at(0))
+    assert not torch.equal(AspectSampler(ratios, size=8, seed=4).at(0), sampler.at(0))
+    with pytest.raises(ValueError, match="size: expected at most the 3 pictures"):
+        AspectSampler(ratios[:3], size=8)
+
+
+def random_pictures():
+    sizes = ((37, 50), (50, 37), (41, 41), (20, 90))
+    return [torch.randint(0, 256, (*size, 3), dtype=torch.uint8) for size in sizes]
+
+
+@pytest.mark.parametrize(("short", "long"), [(60, 100), (24, 40), (37, 400)])
+def test_the_canvas_is_torchvisions(short, long):
+    """Resizing, normalising and padding as GeneralizedRCNNTransform does it, picture by picture."""
+    pictures = random_pictures()
+    theirs = GeneralizedRCNNTransform(short, long, list(MEAN), list(STD)).eval()
+    wanted, _ = theirs([p.permute(2, 0, 1) / 255 for p in pictures])
+    mine = canvas(Ragged.of(pictures), None, View(short=short, long=long))
+    assert mine.sizes == [tuple(size) for size in wanted.image_sizes]
+    torch.testing.assert_close(mine.pictures, wanted.tensors, atol=2e-4, rtol=0)
+
+
+def test_flips_and_boxes_are_v2s():
+    pictures = random_pictures()
+    view = View(short=60, long=110)
+    flips = torch.tensor([True, False, True, True])
+    corner = torch.rand(4, 3, 2) * 15
+    boxes = list(torch.cat([corner, corner + 1 + 4 * torch.rand(4, 3, 2)], dim=2))
+    made = canvas(Ragged.of(pictures), flips, view)
+    placed = place_boxes(boxes, made, flips)
+    for n, (picture, box) in enumerate(zip(pictures, boxes, strict=True)):
+        image = picture.permute(2, 0, 1)
+        there = tv_tensors.BoundingBoxes(box, format="XYXY", canvas_size=tuple(image.shape[1:]))
+        high, wide = (int(side) for side in target_sizes(*(torch.tensor([s]) for s in image.shape[1:]), view))
+        image, there = (
+            v2.functional.resize(image.float(), [high, wide], antialias=False),
+            v2.functional.resize(there, [high, wide]),
+        )
+        if flips[n]:
+            image, there = v2.functional.horizontal_flip(image), v2.functional.horizontal_flip(there)
+        image = v2.functional.normalize(image / 255, MEAN, STD)
+        torch.testing.assert_close(made.pictures[n, :, :high, :wide], image, atol=2e-4, rtol=0)
+        torch.testing.assert_close(placed[n], there.as_subclass(torch.Tensor), atol=1e-4, rtol=0)
+        assert float(made.pictures[n, :, high:].abs().sum() + made.pictures[n, :, :, wide:].abs().sum()) == 0

@@ -1,0 +1,301 @@
+"""The ranking loss in stock torchvision detectors: in, trained, saved, and out again."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torchvision.models.detection import FasterRCNN, KeypointRCNN, MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.ops import MultiScaleRoIAlign
+
+import rankgrad
+from rankgrad.detection import RegionLoss, class_log_odds, class_scores, plain, ranking_loss, use_ranking_loss
+from rankgrad.detection.inference import detections_of
+
+CLASSES = 4
+
+
+class Tiny(nn.Sequential):
+    """A backbone with one feature map, in torchvision's terms."""
+
+    out_channels = 8
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(3, 8, 3, stride=4, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU()
+        )
+
+
+def detector(kind=FasterRCNN, head="v1", **options):
+    torch.manual_seed(0)
+    settings = {
+        "min_size": 64,
+        "max_size": 96,
+        "rpn_anchor_generator": AnchorGenerator(((16, 32),), ((0.5, 1.0, 2.0),)),
+        "box_roi_pool": MultiScaleRoIAlign(["0"], 3, 2),
+        "box_batch_size_per_image": 32,
+        "box_predictor": FastRCNNPredictor(16, 1 + CLASSES),
+        "rpn_post_nms_top_n_train": 60,
+        "rpn_post_nms_top_n_test": 40,
+        "box_score_thresh": 0.01,
+    }
+    if head == "v1":
+        settings["box_head"] = nn.Sequential(nn.Flatten(), nn.Linear(8 * 9, 16), nn.ReLU())
+    else:
+        settings["box_head"] = FastRCNNConvFCHead((8, 3, 3), [8, 8], [16], norm_layer=nn.BatchNorm2d)
+    if kind is MaskRCNN:
+        settings["mask_roi_pool"] = MultiScaleRoIAlign(["0"], 4, 2)
+        settings["mask_predictor"] = nn.Conv2d(8, 1 + CLASSES, 1)
+        settings["mask_head"] = nn.Conv2d(8, 8, 3, padding=1)
+    if kind is KeypointRCNN:
+        settings["num_keypoints"] = 3
+        settings["keypoint_roi_pool"] = MultiScaleRoIAlign(["0"], 14, 2)
+    model = kind(Tiny(), **{**settings, **options})
+    nn.init.normal_(model.roi_heads.box_predictor.cls_score.weight, std=2.0)  # scores that differ
+    return model
+
+
+def batch(kind=FasterRCNN):
+    generator = torch.Generator().manual_seed(5)
+    images = [torch.rand(3, 64, 80, generator=generator), torch.rand(3, 60, 66, generator=generator)]
+    targets = []
+    for image, boxes in zip(images, ([[4.0, 6, 30, 40], [20, 10, 60, 50]], []), strict=True):
+        target = {
+            "boxes": torch.tensor(boxes).reshape(-1, 4),
+            "labels": torch.tensor([1, 3][: len(boxes)], dtype=torch.int64),
+        }
+        if kind is MaskRCNN:
+            target["masks"] = torch.ones(len(boxes), *image.shape[1:], dtype=torch.uint8)
+        if kind is KeypointRCNN:
+            target["keypoints"] = torch.rand(len(boxes), 3, 3) * 20
+        targets.append(target)
+    return images, targets
+
+
+def losses_of(model, kind=FasterRCNN, seed=1):
+    images, targets = batch(kind)
+    torch.manual_seed(seed)  # the same regions are sampled
+    return model.train()(images, targets)
+
+
+def detections(model):
+    with torch.no_grad():
+        return model.eval()(batch()[0])
+
+
+def same(a, b):
+    return all(torch.equal(x[k], y[k]) for x, y in zip(a, b, strict=True) for k in x)
+
+
+@pytest.mark.parametrize("kind", [FasterRCNN, MaskRCNN, KeypointRCNN])
+@pytest.mark.parametrize("head", ["v1", "v2"])
+def test_only_the_classifiers_loss_changes(kind, head):
+    before = losses_of(detector(kind, head), kind)
+    model = use_ranking_loss(detector(kind, head), memory=0)
+    after = losses_of(model, kind)
+    assert before.keys() == after.keys()
+    for name in before:
+        assert torch.equal(before[name], after[name]) == (name != "loss_classifier"), name
+    sum(after.values()).backward()
+    gradient = model.roi_heads.box_predictor.cls_score.weight.grad
+    assert bool(gradient.isfinite().all()) and float(gradient.abs().sum()) > 0
+
+
+def test_the_loss_is_that_of_the_sampled_regions():
+    seen = {}
+
+    class Spy(RegionLoss):
+        def forward(self, class_logits, labels, mask=None):
+            seen.update(logits=class_logits, labels=labels)
+            return super().forward(class_logits, labels, mask)
+
+    model = use_ranking_loss(detector(), Spy(memory=0, weight=0.5, cross_entropy=2.0, form="log_ap"))
+    loss = losses_of(model)["loss_classifier"]
+    plain_loss = losses_of(detector())["loss_classifier"]
+    torch.testing.assert_close(F.cross_entropy(seen["logits"], seen["labels"]), plain_loss)
+    assert seen["labels"].unique().tolist() == [0, 1, 3]
+    odds = seen["logits"][:, 1:] - seen["logits"][:, :1]
+    relevance = F.one_hot(seen["labels"], 1 + CLASSES)[:, 1:].bool()
+    ranking = rankgrad.ClassRankingLoss(form="log_ap", memory=0)(odds, relevance)
+    torch.testing.assert_close(loss, 2 * plain_loss + 0.5 * ranking)
+
+
+def test_cross_entropy_alone_is_torchvisions_own():
+    """A loss that is torchvision's gives torchvision's gradients, to the bit."""
+
+    class CrossEntropy(nn.Module):
+        def forward(self, class_logits, labels):
+            return F.cross_entropy(class_logits, labels)
+
+    models = detector(), use_ranking_loss(detector(), CrossEntropy())
+    for model in models:
+        sum(losses_of(model).values()).backward()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), name
+
+
+def test_in_and_out_again():
+    model = detector()
+    state, first = copy.deepcopy(model.state_dict()), detections(model)
+    use_ranking_loss(model)
+    assert model.state_dict().keys() == state.keys()
+    assert isinstance(model.roi_heads, RoIHeads)
+    assert not same(detections(model), first)
+    losses_of(model)
+    losses_of(use_ranking_loss(model, memory=2))  # once more: the new options count
+    assert ranking_loss(model).ranking.memory.size == 2
+    plain(plain(model))
+    assert type(model.roi_heads) is RoIHeads
+    assert vars(model.roi_heads).keys() == vars(detector().roi_heads).keys()
+    assert not model.roi_heads.box_predictor._forward_hooks
+    assert same(detections(model), first)
+    assert torch.equal(losses_of(model)["loss_classifier"], losses_of(detector())["loss_classifier"])
+
+
+def test_weights_move_freely_and_the_memory_by_itself():
+    model = use_ranking_loss(detector(), memory=2)
+    losses_of(model)
+    stock = detector()
+    stock.load_state_dict(model.state_dict())
+    use_ranking_loss(detector(), memory=2).load_state_dict(stock.state_dict())
+    assert not any("memory" in name for name in model.state_dict())
+    state = ranking_loss(model).state_dict()
+    assert any("memory" in name for name in state)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    again = use_ranking_loss(detector(), memory=2)
+    ranking_loss(again).load_state_dict(torch.load(file))
+    assert torch.equal(losses_of(again, seed=2)["loss_classifier"], losses_of(model, seed=2)["loss_classifier"])
+    fresh = use_ranking_loss(detector(), memory=2)
+    assert not torch.equal(
+        losses_of(fresh, seed=2)["loss_classifier"], losses_of(model, seed=2)["loss_classifier"]
+    )
+
+
+def test_copies_and_pickles():
+    model = use_ranking_loss(detector(), memory=1)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert ranking_loss(twin) is not ranking_loss(model)
+        assert same(detections(twin), detections(model))
+        losses_of(twin)
+        assert ranking_loss(twin).ranking.memory.rows
+    assert not ranking_loss(model).ranking.memory.rows
+
+
+def test_a_users_own_heads():
+    class Heads(RoIHeads):
+        def forward(self, *args, **kwargs):
+            result, losses = super().forward(*args, **kwargs)
+            return result, {f"mine_{name}": value for name, value in losses.items()} | losses
+
+    model = detector()
+    model.roi_heads.__class__ = Heads
+    use_ranking_loss(model)
+    assert "mine_loss_box_reg" in losses_of(model)
+    plain(model)
+    assert type(model.roi_heads) is Heads
+
+
+def test_evaluation_does_not_touch_the_memory():
+    model = use_ranking_loss(detector())
+    losses_of(model)
+    before = copy.deepcopy(ranking_loss(model).state_dict())
+    detections(model)
+    after = ranking_loss(model).state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("scores", ["odds", "softmax", "logits"])
+def test_detections_are_torchvisions_with_other_scores(scores):
+    """Threshold, suppression and number of detections behave; softmax equals torchvision to the bit."""
+    model = use_ranking_loss(detector(box_detections_per_img=12, box_score_thresh=0.3), scores=scores)
+    found = detections(model)
+    stock = detections(detector(box_detections_per_img=12, box_score_thresh=0.3))
+    if scores == "softmax":
+        assert same(found, stock)
+    else:
+        assert not same(found, stock)
+    for one in found:
+        assert 0 < len(one["scores"]) <= 12
+        assert bool((one["scores"] > 0.3).all()) and bool((one["scores"] <= 1).all())
+        assert bool((one["scores"].diff() <= 0).all())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_our_suppression_is_torchvisions(seed):
+    """The same detections as torchvision's loop over pictures, from random logits; some pictures have nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    heads = detector(box_detections_per_img=20, box_score_thresh=0.2).roi_heads
+    counts, shapes = [30, 0, 17], [(60, 80), (64, 64), (70, 50)]
+    corner = torch.rand(sum(counts), 2, generator=generator) * 40
+    boxes = torch.cat([corner, corner + 5 + 30 * torch.rand(sum(counts), 2, generator=generator)], dim=1)
+    proposals = list(boxes.split(counts))
+    logits = 2 * torch.randn(sum(counts), 1 + CLASSES, generator=generator)
+    if seed == 3:
+        logits[:, 0] = 50  # nothing anywhere
+    regression = torch.randn(sum(counts), 4 * (1 + CLASSES), generator=generator)
+    theirs = heads.postprocess_detections(logits, regression, proposals, shapes)
+    ours = detections_of(heads, logits, regression, proposals, shapes, "softmax")
+    for number, one in enumerate(ours):
+        for key, value in zip(("boxes", "scores", "labels"), theirs, strict=True):
+            torch.testing.assert_close(one[key], value[number])
+    few = detections_of(heads, logits, regression, proposals, shapes, "softmax", candidates=5)
+    assert all(len(one["scores"]) <= 5 for one in few)
+
+
+def test_scores_and_log_odds():
+    logits = 3 * torch.randn(50, 1 + CLASSES, dtype=torch.float64)
+    exponentials = logits.exp()
+    expected = {
+        "softmax": exponentials / exponentials.sum(1, keepdim=True),
+        "odds": exponentials / (exponentials + exponentials[:, :1]),
+        "logits": exponentials / (1 + exponentials),
+    }
+    for scores, wanted in expected.items():
+        torch.testing.assert_close(class_scores(logits, scores), wanted[:, 1:])
+        torch.testing.assert_close(class_log_odds(logits, scores).sigmoid(), wanted[:, 1:])
+    assert bool(class_log_odds(torch.tensor([[0.0, 500.0, -500.0]]), "softmax").isfinite().all())
+    with pytest.raises(ValueError, match="scores: expected one of 'odds', 'softmax', 'logits'"):
+        class_log_odds(logits, "odd")
+
+
+def test_what_is_scored_is_what_was_ranked():
+    assert use_ranking_loss(detector(), rank="logits").roi_heads.region_scores == "logits"
+    assert use_ranking_loss(detector(), rank="logits", scores="odds").roi_heads.region_scores == "odds"
+
+
+def test_half_precision_has_no_ties():
+    """Under autocast the classifier runs in float32: bf16 would put the regions onto a few values."""
+    seen = {}
+
+    class Spy(RegionLoss):
+        def forward(self, class_logits, labels, mask=None):
+            seen.update(logits=class_logits)
+            return super().forward(class_logits, labels, mask)
+
+    model = use_ranking_loss(detector(), Spy())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = losses_of(model)
+    assert seen["logits"].dtype == torch.float32
+    assert not torch.equal(seen["logits"], seen["logits"].bfloat16().float())
+    sum(losses.values()).backward()
+    assert float(model.roi_heads.box_predictor.cls_score.weight.grad.abs().sum()) > 0
+
+
+def test_what_is_not_a_detector():
+    with pytest.raises(ValueError, match="model: expected a torchvision detector"):
+        use_ranking_loss(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="received both"):
+        use_ranking_loss(detector(), RegionLoss(), lam=2.0)
+    with pytest.raises(ValueError, match="model: expected a model with a ranking loss"):
+        ranking_loss(detector())
+    with pytest.raises(ValueError, match="scores: expected one of"):
+        use_ranking_loss(detector(), scores="probability")
+    assert plain(nn.Linear(2, 2)) is not None

@@ -1,0 +1,271 @@
+"""A detector from a VOC folder to the report: training, an exact continuation, several processes, evaluation."""
+
+import csv
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from benchmarks import voc
+from torchvision.models.detection import FasterRCNN
+from torchvision.ops import FrozenBatchNorm2d
+
+from rankgrad import recipes
+from rankgrad.cli import main
+from rankgrad.detection import RegionLoss, model
+from rankgrad.detection.config import Config, Model, View
+from rankgrad.detection.task import DetectionTask, read_sources
+from rankgrad.recipes import run
+from rankgrad.training import checkpoint
+from rankgrad.training.errors import UserError
+from rankgrad.training.loop import Trainer
+
+import scenes
+
+SMALL = [
+    "backbone=tiny",
+    "weights=none",
+    "pyramid=16",
+    "hidden=32",
+    "proposals=60",
+    "detections=10",
+    "trainable=5",
+    "batch.size=4",
+    "regions=32",
+    "test_size=3",
+    "view.short=64",
+    "view.long=96",
+    "precision=fp32",
+    "epochs=2",
+    "warmup=2",
+    "milestones=[1]",
+    "device=cpu",
+    "loss.memory=2",
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return scenes.voc_set(tmp_path_factory.mktemp("voc"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_no_pictures_kept():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+    read_sources.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def trained(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "ranking"
+    run.run("voc", [*SMALL, f"data.root={root}"], out=str(folder))
+    return folder
+
+
+def rows(folder, name="steps"):
+    with (folder / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def same_weights(a, b):
+    a, b = checkpoint.load_weights(a)[0], checkpoint.load_weights(b)[0]
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def stop_after(monkeypatch, steps):
+    inner, left = Trainer._train_one, [steps]
+
+    def one(self, network):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        inner(self, network)
+
+    monkeypatch.setattr(Trainer, "_train_one", one)
+
+
+def test_what_a_run_leaves(trained):
+    assert len(rows(trained)) == 6
+    for row in rows(trained):
+        parts = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
+        assert float(row["loss"]) == pytest.approx(sum(float(row[part]) for part in parts), rel=1e-5)
+        assert float(row["logit_gradient"]) > 0 and float(row["logit_gradient_ce"]) > 0
+        assert row["logit_gradient"] != row["logit_gradient_ce"]
+    assert set(rows(trained, "evaluations")[0]) == {"step", "epoch"} | {
+        f"{metric} {scores}" for metric in ("AP50", "AP50-11", "AP") for scores in ("odds", "softmax")
+    }
+    assert set(json.loads((trained / "classes.json").read_text())["odds"]["AP50"]) == set(scenes.NAMES)
+    assert (trained / "report.html").is_file()
+
+
+def test_cross_entropy_in_the_same_loop(root, tmp_path):
+    """Nothing is exchanged, and the gradient that is written down is cross entropy's own."""
+    folder, _ = run.run(
+        "voc", [*SMALL[:-1], "loss=cross_entropy", f"data.root={root}", "epochs=1"], out=str(tmp_path / "a")
+    )
+    for row in rows(folder):
+        assert row["logit_gradient"] == row["logit_gradient_ce"]
+
+
+def test_gradient_sizes_are_measured_right(root):
+    _, config = recipes.load("voc", [*SMALL, f"data.root={root}", "loss.weight=1e-6"])
+    task = DetectionTask(config, torch.device("cpu"))
+    task.network.train()
+    task.loss.train()
+    task.batch_loss(task.network, 0).backward()
+    # with next to no ranking the loss is cross entropy: what arrives must be what was foretold
+    assert float(task.parts["logit_gradient"]) == pytest.approx(float(task.parts["logit_gradient_ce"]), rel=1e-3)
+
+
+@pytest.mark.parametrize("stop", [2, 4])
+def test_resume_is_exact_to_the_bit(root, trained, tmp_path, monkeypatch, stop):
+    settings = [*SMALL, f"data.root={root}", "save_minutes=0"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, stop)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("voc", settings, out=str(tmp_path / "a"))
+    folder, _ = run.run("voc", settings, out=str(tmp_path / "a"), resume=True)
+    assert same_weights(folder / "last.safetensors", trained / "last.safetensors")
+    assert rows(folder) == rows(trained)
+    assert rows(folder, "evaluations") == rows(trained, "evaluations")
+
+
+def test_a_checkpoint_is_torchvisions(trained):
+    """The weights load into a stock FasterRCNN of the same shape, and eval measures what training measured."""
+    weights, notes = checkpoint.load_weights(trained / "last.safetensors")
+    _, config = recipes.checked(notes["config"])
+    ours = model.rebuild(config.model, config.view, regions=32, notes=notes, weights=weights)
+    assert notes["classes"] == list(scenes.NAMES)
+    assert isinstance(ours, FasterRCNN)
+    keys = set(weights)
+    assert {
+        "backbone.body.conv1.weight",
+        "rpn.head.cls_logits.weight",
+        "roi_heads.box_predictor.cls_score.bias",
+    } <= keys
+    assert not any("memory" in key for key in keys)
+
+
+def test_eval_and_report(trained, root, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["eval", str(trained / "last.safetensors"), "--data", str(root)])
+    shown = capsys.readouterr().out
+    last = rows(trained, "evaluations")[-1]
+    for name, value in last.items():
+        if name not in ("step", "epoch"):
+            assert f"{name} {float(value):.1f}" in shown
+    other = tmp_path / "other"
+    shutil.copytree(trained, other)
+    with pytest.raises(SystemExit):
+        main(["report", str(trained), "--beside", str(other)])
+    text = (trained / "report.html").read_text()
+    assert "other, last epoch" in text
+    with pytest.raises(SystemExit, match="--beside: no run in"):
+        main(["report", str(trained), "--beside", str(tmp_path / "nothing")])
+
+
+def test_learning(tmp_path):
+    """A detector this small learns three colours from a few pictures."""
+    root = scenes.voc_set(tmp_path / "data", train=24, test=8)
+    settings = [*SMALL, f"data.root={root}", "epochs=14", "milestones=[12]", "lr=0.02", "evaluate_every=14"]
+    _, (result,) = run.run("voc", settings, out=str(tmp_path / "a"))
+    assert result.last["AP50 odds"] > 30
+
+
+def test_broken_pictures_are_named(tmp_path):
+    root = scenes.voc_set(tmp_path / "data", train=8)
+    (root / "JPEGImages" / "000003.jpg").write_bytes(b"nothing")
+    (root / "JPEGImages" / "000005.jpg").unlink()
+    settings = [*SMALL, f"data.root={root}", "epochs=1"]
+    with pytest.raises(UserError, match=r"2 of 8 pictures cannot be read: 000003: broken .*; 000005: missing"):
+        run.run("voc", settings, out=str(tmp_path / "a"))
+    _, config = recipes.load("voc", [*settings, "broken=skip"])
+    task = DetectionTask(config, torch.device("cpu"))
+    assert len(task.source.scenes) == len(task.objects) == 6
+    assert "000003" not in task.source.scenes.names
+
+
+def test_settings_that_do_not_fit(root):
+    with pytest.raises(UserError, match=r"batch.size: expected at most the 12 pictures"):
+        DetectionTask(recipes.load("voc", [*SMALL, f"data.root={root}", "batch.size=50"])[1], torch.device("cpu"))
+    with pytest.raises(UserError, match=r"model.backbone: unknown name 'resnet5', did you mean 'resnet50'"):
+        model.build(Model(backbone="resnet5"), View(), regions=8, classes=["a"], seed=0)
+    with pytest.raises(UserError, match="torchvision has no weights of resnext101_32x4d"):
+        model.build(Model(backbone="resnext101_32x4d"), View(), regions=8, classes=["a"], seed=0)
+    with pytest.raises(UserError, match=r"view\.short"):
+        recipes.load("voc", ["view.short=2000"])
+    with pytest.raises(UserError, match="did you mean 'log_ap'"):
+        recipes.load("voc", ["loss.form=logap"])
+
+
+@pytest.mark.parametrize("name", ["voc", "voc07", "voc0712"])
+def test_recipes_are_valid(name):
+    _, config = recipes.load(name)
+    assert isinstance(config, Config)
+    assert config.data.name == name
+    RegionLoss(**config.loss.options())
+    assert config.scoring() == config.loss.rank
+
+
+def test_frozen_norms_are_torchvisions():
+    ours, theirs = model.FrozenNorm(5), FrozenBatchNorm2d(5)
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        value = torch.rand(5) + 0.5
+        for norm in (ours, theirs):
+            getattr(norm, name).copy_(value)
+    x = torch.randn(2, 5, 4, 4, requires_grad=True)
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    half = ours(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), theirs(x), atol=0.05, rtol=0.02)
+    half.float().sum().backward()
+    assert x.grad is not None
+
+
+def test_boxes_stay_float32_in_half_precision():
+    """Under autocast torchvision would round anchors and proposals to 8 bits; here they are whole pixels apart."""
+    small = Model(backbone="tiny", weights="none", pyramid=16, hidden=32, proposals=40)
+    network, _ = model.build(small, View(short=64, long=96), regions=16, classes=["a", "b"], seed=0)
+    network.eval()
+    pictures = torch.randn(1, 3, 288, 288)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, regression, proposals = network.regions(pictures, [(288, 288)])
+    assert {logits.dtype, regression.dtype, proposals[0].dtype} == {torch.float32}
+    assert not torch.equal(proposals[0], proposals[0].bfloat16().float())
+
+
+@pytest.mark.parametrize("name", list(voc.ROWS))
+def test_benchmark_rows_are_valid(name):
+    _, config = recipes.load("voc07", voc.ROWS[name].split())
+    if config.loss.name == "ranking":
+        RegionLoss(**config.loss.options())
+
+
+def test_the_benchmark(tmp_path, monkeypatch, capsys):
+    root = tmp_path / "data"
+    base = scenes.voc_set(root / "VOCdevkit" / "VOC2007", train=8, test=4)
+    for path in (base / "Annotations").glob("*.xml"):
+        text = path.read_text()
+        for ours, theirs in zip(scenes.NAMES, ("cat", "dog", "boat"), strict=True):
+            text = text.replace(ours, theirs)
+        path.write_text(text)
+    options = ["--data", str(root), "--weights", "none", "--out", str(tmp_path / "out"), "--epochs", "1"]
+    options += ["--seeds", "1", "--parallel", "2", "--rows", "^cross entropy$|^paper"]
+    small = [s for s in SMALL if not s.startswith(("weights", "epochs", "milestones", "loss"))]
+    monkeypatch.setattr(sys, "argv", ["voc.py", *options, *small])
+    voc.main()
+    written = (tmp_path / "out" / "table.md").read_text()
+    shown = capsys.readouterr().out
+    assert written in shown
+    names = [line.split(" | ")[0] for line in written.splitlines() if line.endswith("` |")]
+    assert names == ["| cross entropy", "| paper: ap on logits"]
+    assert str(root) not in written
+    assert "| cat |" in written
+    before = (tmp_path / "out" / "cross-entropy" / "seed-0" / "result.json").stat().st_mtime_ns
+    voc.main()  # what is finished is not run again
+    assert (tmp_path / "out" / "cross-entropy" / "seed-0" / "result.json").stat().st_mtime_ns == before
