@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from rankgrad.retrieval.frozen_norm import carry_frozen_norms
+from rankgrad.vision.frozen_norm import carry_frozen_norms
 
 
 def with_random_norms(network):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rankgrad.retrieval.config import Model
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
+from rankgrad.vision.frozen_norm import carry_frozen_norms
 from rankgrad.vision.weights import load_file, stride_in_1x1
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -122,4 +123,7 @@ def _embedder(backbone: nn.Module, config: Model, crop: int) -> Embedder:
         raise UserError(
             f"model.backbone: {config.backbone!r} gives features of shape {list(features)}, not [B, features]"
         )
-    return Embedder(backbone, features[1], config.embedding, freeze_batch_norm=config.batch_norm == "frozen")
+    frozen = config.batch_norm == "frozen"
+    if frozen:
+        carry_frozen_norms(backbone)
+    return Embedder(backbone, features[1], config.embedding, freeze_batch_norm=frozen)
