@@ -1,6 +1,7 @@
 """rankgrad: train directly for ranking metrics. Exact ranks forward, a useful gradient backward."""
 
 from rankgrad import metrics
+from rankgrad.cuda_graphs import graphed
 from rankgrad.losses import (
     AveragePrecisionLoss,
     ClassRankingLoss,
@@ -29,6 +30,7 @@ __all__ = [
     "ScoreMemory",
     "average_precision_loss",
     "blackbox",
+    "graphed",
     "mean_average_precision_loss",
     "metrics",
     "ndcg_loss",

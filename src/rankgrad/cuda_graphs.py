@@ -1,0 +1,158 @@
+"""A loss whose launches are recorded once and then replayed: on a GPU, its Python runs only the first times.
+
+A ranking loss of a batch is a few dozen small launches. The GPU has done them in a tenth of a millisecond; Python
+needs ten times as long to ask for them. A CUDA graph asks once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad import distributed
+from rankgrad.engine.precision import compute_dtype
+
+#: Calls of a kind before it is recorded: kernels get compiled in them, and a memory takes its shape.
+CALLS_BEFORE = 3
+#: Kinds of calls that are recorded; further ones run as they always did.
+MOST_RECORDINGS = 16
+
+
+class _Recording:
+    """Loss and gradients of one kind of call, as a graph over tensors that stay where they are."""
+
+    def __init__(self, loss: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.loss, self.calls = loss, 0
+        self.places = [_place_of(value) if isinstance(value, Tensor) else value for value in inputs]
+        self.wanted = [place for place in self.places if isinstance(place, Tensor) and place.requires_grad]
+        self.wanted += [parameter for parameter in loss.parameters() if parameter.requires_grad]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.results: list[Tensor | None] = []
+
+    def _run(self) -> list[Tensor | None]:
+        """The loss at the places, and its gradients at an upstream gradient of one."""
+        with torch.enable_grad():
+            value: Tensor = self.loss(*self.places)
+            return [value.detach(), *torch.autograd.grad(value, self.wanted, allow_unused=True)]
+
+    def run(self, inputs: tuple[Any, ...]) -> list[Tensor | None]:
+        """The loss at these inputs and its gradients: the first times as ever, then recorded, then replayed."""
+        for place, value in zip(self.places, inputs, strict=True):
+            if isinstance(place, Tensor):
+                place.detach().copy_(value.detach())
+        self.calls += 1
+        if self.calls <= CALLS_BEFORE:
+            return self._run()
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.results = self._run()
+        self.graph.replay()
+        # The next replay writes over the results: somebody may still need them then.
+        return [None if one is None else one.clone() for one in self.results]
+
+
+def _place_of(value: Tensor) -> Tensor:
+    """A tensor to be recorded in place of an input. Half precision becomes float32, as in the losses: a gradient
+    in fp16 would underflow before a GradScaler's factor arrives."""
+    dtype = compute_dtype(value.dtype) if value.is_floating_point() else value.dtype
+    return value.detach().to(dtype, copy=True).requires_grad_(value.requires_grad)
+
+
+class _Replay(torch.autograd.Function):
+    """A recording as a step of autograd. The gradient is there already, and linear in what arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: _Recording, inputs: tuple[Any, ...], *wanted: Tensor) -> Any:
+        value, *gradients = recording.run(inputs)
+        ctx.dtypes = [one.dtype for one in wanted]
+        ctx.save_for_backward(*gradients)
+        return value
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        gradients = [
+            None if one is None else (one * upstream).to(dtype)
+            for one, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return None, None, *gradients
+
+
+class Graphed(nn.Module):
+    """A loss Module that replays its launches on a GPU; see :func:`graphed`."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+        self._recordings: dict[Any, _Recording] = {}
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """What the loss returns."""
+        recording = self._recording(inputs) if self._may_replay(inputs) else None
+        if recording is None:
+            return cast(Tensor, self.loss(*inputs))
+        wanted = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
+        wanted += [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
+        return cast(Tensor, _Replay.apply(recording, inputs, *wanted))
+
+    def _recording(self, inputs: tuple[Any, ...]) -> _Recording | None:
+        """The recording for a call like this one; None where there are too many kinds already."""
+        key = self._kind(inputs)
+        if key not in self._recordings and len(self._recordings) < MOST_RECORDINGS:
+            self._recordings[key] = _Recording(self.loss, inputs)
+        return self._recordings.get(key)
+
+    def _may_replay(self, inputs: tuple[Any, ...]) -> bool:
+        tensors = [value for value in inputs if isinstance(value, Tensor)]
+        return (
+            torch.is_grad_enabled()
+            and any(value.requires_grad for value in tensors)
+            and all(value.is_cuda for value in tensors)
+            and not torch.compiler.is_compiling()
+            and not torch.cuda.is_current_stream_capturing()
+            and not distributed.active()
+        )
+
+    def _kind(self, inputs: tuple[Any, ...]) -> Any:
+        """What a recording depends on: the inputs' form, and where the loss keeps parameters and memory."""
+        form = tuple(
+            (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
+            for value in inputs
+        )
+        state = tuple(
+            (one.data_ptr(), one.shape, one.requires_grad)
+            for one in (*self.loss.parameters(), *self.loss.buffers())
+        )
+        return form, state, self.training, torch.is_autocast_enabled("cuda")
+
+
+def graphed(loss: nn.Module) -> Graphed:
+    """Let a loss Module of this library replay its launches as a CUDA graph.
+
+    The first calls of a kind (shapes, dtypes, training or not) run as usual, then the loss and its gradient are
+    recorded, and from then on a call copies its inputs, replays, and copies the results out. Memory and proxies
+    work as before: they live where the graph found them, and moving them (``reset``, ``load_state_dict``, ``.to``)
+    means a new recording. On a CPU, without a gradient, inside torch.compile or with several processes the loss
+    runs as it always does.
+
+    Worth it where the loss is small and Python is what takes time: batches up to a few thousand. The inputs and
+    their gradients exist once more in memory.
+
+    Args:
+        loss: A Module whose inputs are positional, which does the same work for inputs of the same form, and whose
+            result is a scalar; all Modules of this library are such.
+
+    Returns:
+        A Module with the same call. Its state_dict holds the loss's under ``loss.``.
+
+    Example:
+        >>> loss = rankgrad.graphed(rankgrad.RecallLoss(memory=3))
+        >>> embeddings = torch.randn(8, 16, requires_grad=True)
+        >>> loss(embeddings, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])).backward()
+    """
+    if not isinstance(loss, nn.Module):
+        raise TypeError(f"loss: expected a torch.nn.Module, received {type(loss).__name__}")
+    return Graphed(loss)
