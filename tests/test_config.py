@@ -6,7 +6,7 @@ from rankgrad import recipes
 from rankgrad.retrieval.config import Config
 from rankgrad.training.errors import UserError
 
-RECIPES = ["cub", "cub-log", "digits", "folder", "inshop", "inshop-log", "sop", "sop-log"]
+RECIPES = ["cub", "cub-log", "cub-proxy", "digits", "folder", "inshop", "inshop-log", "sop", "sop-log"]
 
 
 def test_every_recipe_loads_and_says_how_to_run_it_and_what_to_expect():
