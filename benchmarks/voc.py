@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def settings_of_all(args: argparse.Namespace) -> list[str]:
     """Settings that all rows have: small pictures, a short run."""
     every = [f"data.root={args.data}", f"weights={args.weights}", f"epochs={args.epochs}", "data.counts=any"]
     every += ["view.short=360", "view.long=720", f"milestones=[{0.8 * args.epochs:g}]", "warmup=300", "clip=10"]
-    every += [f"evaluate_every={args.epochs}", "save_minutes=2", "data.cache=device"]
+    every += [f"evaluate_every={args.epochs}", "save_minutes=2", "data.cache=device", "batch.test_size=32"]
     return [*every, *args.settings]
 
 
@@ -73,6 +74,9 @@ def folder_of(out: Path, row: str, seed: int) -> Path:
 @contextmanager
 def multi_process_service(wanted: bool) -> Iterator[None]:
     """NVIDIA's multi-process service: kernels of several processes run side by side instead of in turns."""
+    if wanted and shutil.which("nvidia-cuda-mps-control") is None:
+        print("no multi-process service on this machine: the runs take turns", flush=True)
+        wanted = False
     if not wanted:
         yield
         return
