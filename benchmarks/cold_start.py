@@ -26,10 +26,10 @@ def table(curves: dict[str, Curve]) -> str:
         "",
         f"{about['hardware']}. {about['versions']}. {about['started']}. `python benchmarks/cold_start.py`",
         "",
-        "4,096 items a step, memory 3, lambda 0.5, margin 0.15, SGD 0.02 with momentum 0.9. mAP of unseen items in "
-        "percent; gradient: its norm at the class logits over that of cross entropy there.",
+        "4,096 items a step, memory 3, lambda 0.5, margin 0.15, SGD 0.02 with momentum 0.9. mAP of unseen items "
+        "in percent; gradient: its norm at the class logits over that of cross entropy there.",
         "",
-        f"| loss | {' | '.join(f'mAP, step {s}' for s in steps)} | {' | '.join(f'gradient, step {s}' for s in steps)} |",
+        f"| loss | {' | '.join(f'{what}, step {s}' for what in ('mAP', 'gradient') for s in steps)} |",
         "|" + "---|" * (1 + 2 * len(steps)),
     ]
     for name, curve in curves.items():
@@ -43,7 +43,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
     """mAP, and the size of the gradient against cross entropy's, over the steps."""
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4), layout="constrained")
     for name, curve in curves.items():
         style = "--" if "+" in name else "-"
         left.plot(curve.steps, curve.mean_average_precision, style, label=name)
@@ -51,7 +51,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
         right.plot(curve.steps, ratio, style, label=name)
     left.set(xlabel="step", ylabel="mAP of unseen items, %", ylim=(0, 100))
     right.set(xlabel="step", ylabel="gradient at the logits / cross entropy's", yscale="log")
-    left.legend(frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", frameon=False)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
