@@ -62,7 +62,7 @@ def settings_of_all(args: argparse.Namespace) -> list[str]:
     """Settings that all rows have: small pictures, a short run."""
     every = [f"data.root={args.data}", f"weights={args.weights}", f"epochs={args.epochs}", "data.counts=any"]
     every += ["view.short=360", "view.long=720", f"milestones=[{0.8 * args.epochs:g}]", "warmup=300", "clip=10"]
-    every += [f"evaluate_every={args.epochs}", "save_minutes=2", "data.cache=device", "batch.test_size=32"]
+    every += [f"evaluate_every={args.epochs}", "save_minutes=3", "data.cache=device", "batch.test_size=32"]
     return [*every, *args.settings]
 
 

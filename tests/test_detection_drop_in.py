@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -287,6 +289,19 @@ def test_half_precision_has_no_ties():
     assert not torch.equal(seen["logits"], seen["logits"].bfloat16().float())
     sum(losses.values()).backward()
     assert float(model.roi_heads.box_predictor.cls_score.weight.grad.abs().sum()) > 0
+
+
+def test_without_torchvision():
+    """The room can be imported and its losses used; the drop-in says what to install."""
+    code = (
+        "import sys; sys.modules['torchvision'] = None\n"
+        "import rankgrad.detection as d\n"
+        "d.RegionLoss(); d.MMDetRankingLoss()\n"
+        "try: d.use_ranking_loss(d.RegionLoss())\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown == "torchvision is not installed: pip install 'rankgrad[detection]'\n"
 
 
 def test_what_is_not_a_detector():
