@@ -49,6 +49,7 @@ ROWS = {
     "CE + ap on odds, lambda 0.1": f"{BLEND} loss.form=ap loss.rank=odds loss.lam=0.1",
     "CE + ap on odds, lambda 2.5": f"{BLEND} loss.form=ap loss.rank=odds loss.lam=2.5",
     "CE + ap on odds, no margin": f"{BLEND} loss.form=ap loss.rank=odds loss.margin=0",
+    "CE + ap on odds, margin 1": f"{BLEND} loss.form=ap loss.rank=odds loss.margin=1",
     "CE + ap on odds, no memory": f"{BLEND} loss.form=ap loss.rank=odds loss.memory=0",
     "CE + ap on odds, weight 3": f"{BLEND} loss.form=ap loss.rank=odds loss.weight=3",
     "CE + log_ap on odds, lambda 0.1": f"{BLEND} loss.form=log_ap loss.rank=odds loss.lam=0.1",

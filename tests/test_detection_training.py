@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from benchmarks import voc
+from benchmarks import voc, voc_cost
 from torchvision.models.detection import FasterRCNN
 from torchvision.ops import FrozenBatchNorm2d
 
@@ -269,3 +269,13 @@ def test_the_benchmark(tmp_path, monkeypatch, capsys):
     before = (tmp_path / "out" / "cross-entropy" / "seed-0" / "result.json").stat().st_mtime_ns
     voc.main()  # what is finished is not run again
     assert (tmp_path / "out" / "cross-entropy" / "seed-0" / "result.json").stat().st_mtime_ns == before
+
+
+def test_what_the_loss_costs(monkeypatch):
+    monkeypatch.setattr(voc_cost, "PICTURES", 1)
+    monkeypatch.setattr(voc_cost, "REGIONS", 16)
+    monkeypatch.setattr(voc_cost, "MEMORY", 1)
+    text = voc_cost.measure((64, 64), "tiny", times=1)
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "loss" not in line]
+    assert [row[0] for row in rows] == ["| cross entropy", "| ranking"]
+    assert all(float(row[1]) > 0 and float(row[3]) > 0 for row in rows)
