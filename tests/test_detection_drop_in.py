@@ -214,6 +214,13 @@ def test_evaluation_does_not_touch_the_memory():
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_training_model_fills_the_memory():
+    """The loss is no submodule: the heads tell it when they train."""
+    loss = RegionLoss(memory=2).eval()
+    losses_of(use_ranking_loss(detector(), loss))
+    assert loss.ranking.memory.rows
+
+
 @pytest.mark.parametrize("scores", ["odds", "softmax", "logits"])
 def test_detections_are_torchvisions_with_other_scores(scores):
     """Threshold, suppression and number of detections behave; softmax equals torchvision to the bit."""

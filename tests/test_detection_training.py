@@ -121,6 +121,16 @@ def test_gradient_sizes_are_measured_right(root):
     assert float(task.parts["logit_gradient"]) == pytest.approx(float(task.parts["logit_gradient_ce"]), rel=1e-3)
 
 
+def test_difficult_objects_are_no_targets(root):
+    _, config = recipes.load("voc", [*SMALL, f"data.root={root}"])
+    task = DetectionTask(config, torch.device("cpu"))
+    there = [o for o in task.source.scenes.objects if bool(o.difficult.any())]
+    assert there
+    for whole, kept in zip(task.source.scenes.objects, task.objects, strict=True):
+        assert torch.equal(kept.boxes, whole.boxes[~whole.difficult])
+        assert len(kept.labels) == int((~whole.difficult).sum())
+
+
 @pytest.mark.parametrize("stop", [2, 4])
 def test_resume_is_exact_to_the_bit(root, trained, tmp_path, monkeypatch, stop):
     settings = [*SMALL, f"data.root={root}", "save_minutes=0"]
