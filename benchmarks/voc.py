@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -48,6 +49,7 @@ ROWS = {
     "CE + ap on odds, lambda 0.1": f"{BLEND} loss.form=ap loss.rank=odds loss.lam=0.1",
     "CE + ap on odds, lambda 2.5": f"{BLEND} loss.form=ap loss.rank=odds loss.lam=2.5",
     "CE + ap on odds, no margin": f"{BLEND} loss.form=ap loss.rank=odds loss.margin=0",
+    "CE + ap on odds, margin 1": f"{BLEND} loss.form=ap loss.rank=odds loss.margin=1",
     "CE + ap on odds, no memory": f"{BLEND} loss.form=ap loss.rank=odds loss.memory=0",
     "CE + ap on odds, weight 3": f"{BLEND} loss.form=ap loss.rank=odds loss.weight=3",
     "CE + log_ap on odds, lambda 0.1": f"{BLEND} loss.form=log_ap loss.rank=odds loss.lam=0.1",
@@ -61,7 +63,7 @@ def settings_of_all(args: argparse.Namespace) -> list[str]:
     """Settings that all rows have: small pictures, a short run."""
     every = [f"data.root={args.data}", f"weights={args.weights}", f"epochs={args.epochs}", "data.counts=any"]
     every += ["view.short=360", "view.long=720", f"milestones=[{0.8 * args.epochs:g}]", "warmup=300", "clip=10"]
-    every += [f"evaluate_every={args.epochs}", "save_minutes=2", "data.cache=device"]
+    every += [f"evaluate_every={args.epochs}", "save_minutes=3", "data.cache=device", "batch.test_size=32"]
     return [*every, *args.settings]
 
 
@@ -73,6 +75,9 @@ def folder_of(out: Path, row: str, seed: int) -> Path:
 @contextmanager
 def multi_process_service(wanted: bool) -> Iterator[None]:
     """NVIDIA's multi-process service: kernels of several processes run side by side instead of in turns."""
+    if wanted and shutil.which("nvidia-cuda-mps-control") is None:
+        print("no multi-process service on this machine: the runs take turns", flush=True)
+        wanted = False
     if not wanted:
         yield
         return

@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -212,6 +214,13 @@ def test_evaluation_does_not_touch_the_memory():
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_training_model_fills_the_memory():
+    """The loss is no submodule: the heads tell it when they train."""
+    loss = RegionLoss(memory=2).eval()
+    losses_of(use_ranking_loss(detector(), loss))
+    assert loss.ranking.memory.rows
+
+
 @pytest.mark.parametrize("scores", ["odds", "softmax", "logits"])
 def test_detections_are_torchvisions_with_other_scores(scores):
     """Threshold, suppression and number of detections behave; softmax equals torchvision to the bit."""
@@ -287,6 +296,19 @@ def test_half_precision_has_no_ties():
     assert not torch.equal(seen["logits"], seen["logits"].bfloat16().float())
     sum(losses.values()).backward()
     assert float(model.roi_heads.box_predictor.cls_score.weight.grad.abs().sum()) > 0
+
+
+def test_without_torchvision():
+    """The room can be imported and its losses used; the drop-in says what to install."""
+    code = (
+        "import sys; sys.modules['torchvision'] = None\n"
+        "import rankgrad.detection as d\n"
+        "d.RegionLoss(); d.MMDetRankingLoss()\n"
+        "try: d.use_ranking_loss(d.RegionLoss())\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown == "torchvision is not installed: pip install 'rankgrad[detection]'\n"
 
 
 def test_what_is_not_a_detector():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from benchmarks import voc
+from benchmarks import voc, voc_cost
 from torchvision.models.detection import FasterRCNN
 from torchvision.ops import FrozenBatchNorm2d
 
@@ -119,6 +119,16 @@ def test_gradient_sizes_are_measured_right(root):
     task.batch_loss(task.network, 0).backward()
     # with next to no ranking the loss is cross entropy: what arrives must be what was foretold
     assert float(task.parts["logit_gradient"]) == pytest.approx(float(task.parts["logit_gradient_ce"]), rel=1e-3)
+
+
+def test_difficult_objects_are_no_targets(root):
+    _, config = recipes.load("voc", [*SMALL, f"data.root={root}"])
+    task = DetectionTask(config, torch.device("cpu"))
+    there = [o for o in task.source.scenes.objects if bool(o.difficult.any())]
+    assert there
+    for whole, kept in zip(task.source.scenes.objects, task.objects, strict=True):
+        assert torch.equal(kept.boxes, whole.boxes[~whole.difficult])
+        assert len(kept.labels) == int((~whole.difficult).sum())
 
 
 @pytest.mark.parametrize("stop", [2, 4])
@@ -269,3 +279,13 @@ def test_the_benchmark(tmp_path, monkeypatch, capsys):
     before = (tmp_path / "out" / "cross-entropy" / "seed-0" / "result.json").stat().st_mtime_ns
     voc.main()  # what is finished is not run again
     assert (tmp_path / "out" / "cross-entropy" / "seed-0" / "result.json").stat().st_mtime_ns == before
+
+
+def test_what_the_loss_costs(monkeypatch):
+    monkeypatch.setattr(voc_cost, "PICTURES", 1)
+    monkeypatch.setattr(voc_cost, "REGIONS", 16)
+    monkeypatch.setattr(voc_cost, "MEMORY", 1)
+    text = voc_cost.measure((64, 64), "tiny", times=1)
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "loss" not in line]
+    assert [row[0] for row in rows] == ["| cross entropy", "| ranking"]
+    assert all(float(row[1]) > 0 and float(row[3]) > 0 for row in rows)

@@ -35,10 +35,15 @@ def use_ranking_loss(
     Returns:
         The model itself.
     """
-    from torchvision.models.detection.roi_heads import RoIHeads
+    try:
+        from torchvision.models.detection.roi_heads import RoIHeads
 
-    from rankgrad.detection import roi_heads
-
+        from rankgrad.detection import roi_heads
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torchvision":
+            raise
+        told = "torchvision is not installed: pip install 'rankgrad[detection]'"
+        raise ModuleNotFoundError(told, name="torchvision") from None
     heads = getattr(model, "roi_heads", None)
     if not isinstance(heads, RoIHeads):
         raise _check.fail("model", "a torchvision detector with roi_heads (Faster R-CNN, Mask R-CNN)", model)

@@ -22,6 +22,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d
 
 from rankgrad.detection.config import Model, View
+from rankgrad.detection.proposals import BatchedHeads, BatchedProposals
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
 from rankgrad.vision.weights import load_file, stride_in_1x1
@@ -121,7 +122,7 @@ def _pyramid(body: resnet.ResNet, config: Model) -> BackboneWithFPN:
 def _detector(body: resnet.ResNet, config: Model, view: View, regions: int, classes: int) -> Detector:
     sizes = tuple((size,) for size in (32, 64, 128, 256, 512))
     anchors = FloatAnchors(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
-    return Detector(
+    network = Detector(
         _pyramid(body, config),
         min_size=view.short,
         max_size=view.long,
@@ -138,6 +139,8 @@ def _detector(body: resnet.ResNet, config: Model, view: View, regions: int, clas
         box_nms_thresh=config.nms_threshold,
         box_detections_per_img=config.detections,
     )
+    network.rpn.__class__, network.roi_heads.__class__ = BatchedProposals, BatchedHeads
+    return network
 
 
 def build(

@@ -156,7 +156,8 @@ class DetectionTask:
         self.loss: nn.Module = nn.Identity()  # cross entropy: torchvision's own, nothing is exchanged
         self.parts: dict[str, Tensor] = {}
         if config.loss.name == "ranking":
-            self.loss = RegionLoss(**config.loss.options(), distributed=True).to(device)
+            most = config.batch.size // distributed.count() * config.batch.regions if config.loss.graph else None
+            self.loss = RegionLoss(**config.loss.options(), distributed=True, graph=most).to(device)
             use_ranking_loss(self.network, self.loss)
             self.loss.register_forward_pre_hook(self._watch_ranking)
         else:

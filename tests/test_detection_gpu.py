@@ -1,0 +1,114 @@
+"""Detection on a GPU: the same pictures, suppression and losses as on the CPU; a recorded loss; a training run."""
+
+import pytest
+import torch
+
+from rankgrad.detection import RegionLoss, model
+from rankgrad.detection.batches import canvas
+from rankgrad.detection.config import Model, View
+from rankgrad.detection.inference import detections_of
+from rankgrad.detection.proposals import suppressed
+from rankgrad.recipes import run
+from rankgrad.training import optim
+from rankgrad.vision.pictures import Ragged
+from test_detection_batched import random_boxes
+from test_detection_data import random_pictures
+from test_detection_training import SMALL
+
+import scenes
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+
+def test_the_canvas():
+    pictures, flips = Ragged.of(random_pictures()), torch.tensor([True, False, True, False])
+    view = View(short=60, long=100)
+    here, there = canvas(pictures, flips, view), canvas(pictures.to(torch.device("cuda")), flips, view)
+    assert here.sizes == there.sizes
+    torch.testing.assert_close(here.pictures, there.pictures.cpu(), atol=1e-4, rtol=0)
+
+
+def test_suppression():
+    boxes = random_boxes(6, 300, spread=50)
+    alive = torch.rand(6, 300) < 0.9
+    here, there = suppressed(boxes, alive, 0.5), suppressed(boxes.cuda(), alive.cuda(), 0.5)
+    assert torch.equal(here, there.cpu())
+
+
+@pytest.mark.parametrize("scores", ["odds", "softmax"])
+def test_detections(scores):
+    net, _ = model.build(
+        Model(backbone="tiny", weights="none", pyramid=16, hidden=32),
+        View(),
+        regions=16,
+        classes=["a", "b"],
+        seed=0,
+    )
+    generator = torch.Generator().manual_seed(0)
+    proposals = [random_boxes(50, seed=1), random_boxes(20, seed=2)]
+    logits = torch.randn(70, 3, generator=generator)
+    regression = torch.randn(70, 12, generator=generator)
+    sizes = [(90, 100), (96, 80)]
+    here = detections_of(net.roi_heads, logits, regression, proposals, sizes, scores)
+    there = detections_of(
+        net.roi_heads, logits.cuda(), regression.cuda(), [p.cuda() for p in proposals], sizes, scores
+    )
+    for a, b in zip(here, there, strict=True):
+        for key in a:
+            torch.testing.assert_close(a[key], b[key].cpu(), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["ap", "log_ap"])
+@pytest.mark.parametrize("memory", [0, 3])
+def test_a_recorded_loss_is_the_loss(form, memory):
+    """Losses, gradients and memory over steps with different numbers of regions, and after a reset."""
+    eager, recorded = (
+        RegionLoss(form=form, memory=memory).cuda(),
+        RegionLoss(form=form, memory=memory, graph=64).cuda(),
+    )
+    generator = torch.Generator().manual_seed(0)
+    for step in range(12):
+        count = 64 if step < 6 else int(torch.randint(20, 65, (1,), generator=generator))
+        logits = torch.randn(count, 6, generator=generator).cuda()
+        labels = torch.randint(0, 6, (count,), generator=generator).cuda()
+        values, gradients = [], []
+        for loss in (eager, recorded):
+            x = logits.clone().requires_grad_()
+            value = loss(x, labels)
+            (3 * value).backward()
+            values.append(value.detach())
+            gradients.append(x.grad)
+        torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
+        if step == 8:
+            eager.reset()
+            recorded.reset()
+    assert recorded._recording is not None
+
+
+def test_a_step_in_half_precision():
+    net, _ = model.build(
+        Model(backbone="resnet18", weights="none", proposals=200),
+        View(short=128, long=256),
+        regions=64,
+        classes=["a", "b"],
+        seed=0,
+    )
+    net = net.cuda().to(memory_format=torch.channels_last).train()
+    pictures = torch.randn(2, 3, 128, 160, device="cuda").contiguous(memory_format=torch.channels_last)
+    boxes = torch.tensor([[10.0, 10.0, 60.0, 70.0]], device="cuda")
+    targets = [{"boxes": boxes, "labels": torch.tensor([1], device="cuda")}] * 2
+    with optim.autocast("bf16", torch.device("cuda")):
+        losses = net(pictures, [(128, 160)] * 2, targets)
+    sum(losses.values()).backward()
+    assert all(bool(v.isfinite()) for v in losses.values())
+    assert all(bool(p.grad.isfinite().all()) for p in net.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("graph", ["false", "true"])
+def test_a_run(tmp_path, graph):
+    root = scenes.voc_set(tmp_path / "data", train=24, test=8)
+    settings = [s for s in SMALL if not s.startswith(("device", "precision"))]
+    settings += [f"data.root={root}", "precision=bf16", "epochs=14", "milestones=[12]", "lr=0.02", "cache=device"]
+    _, (result,) = run.run("voc", [*settings, "evaluate_every=14", f"loss.graph={graph}"], out=str(tmp_path / "a"))
+    assert result.last["AP50 odds"] > 20
