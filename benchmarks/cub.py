@@ -1,22 +1,25 @@
 """Measure the losses on CUB-200-2011 in one loop, and print a table: rows x seeds, best and last evaluation.
 
-    python benchmarks/cub.py --data DIR --weights resnet50.safetensors --out runs/table [--epochs 20] [--seeds 3]
-        [--rows 'recall|ap'] [--hold-out 0.5] [key=value ...]
+    python -m benchmarks.cub --data DIR --weights resnet50.safetensors --out runs/cub [--epochs 20] [--seeds 3]
+        [--rows 'recall|ap'] [--parallel 3] [--mps] [--minutes 9] [--hold-out 0.5] [key=value ...]
+    python -m benchmarks.cub --table --out runs/cub        the table of what is finished
 
 Every row is `rankgrad train cub` with the settings named in the table, so a row can be run again by hand. Runs
-that are finished are not run again. With --hold-out the training classes alone are split: choose settings there.
+that are finished are not run again, others go on from their last checkpoint; --parallel and --minutes as in
+benchmarks/voc.py. With --hold-out the training classes alone are split: choose settings there.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-import time
+import json
+import statistics
 from pathlib import Path
 
 import torch
 
-from rankgrad.recipes import run
+from benchmarks import side_by_side
+from benchmarks.side_by_side import mean_of
 from rankgrad.training import machine
 from rankgrad.training.checkpoint import write_text
 
@@ -31,6 +34,9 @@ def ours(loss: str, lam: float = 0.2, margin: float = 0.02, memory: int = 3) -> 
 LOGLOG, LOG = "loss=recall loss.weight=loglog", "loss=recall loss.weight=log"
 TRIPLET = "loss=pml:TripletMarginLoss loss.margin=0.2 miner=pml:TripletMarginMiner miner.type_of_triplets=semihard"
 ROWS = {
+    "proxy": "loss=proxy proxy_lr=4000",
+    "proxy, no pairs": "loss=proxy loss.pairs=0 lr=1e-5 proxy_lr=2000",
+    "ap, window": "loss=ap loss.window=0.1 loss.margin=0.05",
     "recall loglog": ours(LOGLOG),
     "recall log": ours(LOG),
     "ap": ours("loss=ap", margin=0.05),
@@ -49,56 +55,61 @@ ROWS = {
 }
 
 
+def settings_of_all(args: argparse.Namespace) -> list[str]:
+    """Settings that all rows have."""
+    milestone = args.epochs * 35 / 80  # the paper's place in the run
+    every = [f"data.root={args.data}", f"weights={args.weights}", f"epochs={args.epochs}"]
+    every += [f"milestones=[{milestone:g}]", f"hold_out={args.hold_out}", "save_minutes=60"]
+    return [*every, *args.settings]
+
+
 def main() -> None:
     """Run the rows and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", help="settings for every row")
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    side_by_side.add_arguments(parser)
+    parser.add_argument("--data")
+    parser.add_argument("--weights", default="library")
+    parser.add_argument("--out", type=Path, default=Path("runs/cub"))
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rows", default=".", help="a regular expression")
     parser.add_argument("--hold-out", type=float, default=0.0)
     args = parser.parse_args()
-    milestone = args.epochs * 35 / 80  # the paper's place in the run
-    every = [f"data.root={args.data}", f"weights={args.weights}", f"epochs={args.epochs}"]
-    every += [f"milestones=[{milestone:g}]", f"hold_out={args.hold_out}", "save_minutes=60", *args.settings]
-
-    lines: list[str] = []
-    for name, settings in ROWS.items():
-        if not re.search(args.rows, name):
-            continue
-        folder = args.out / re.sub(r"\W+", "-", name).strip("-")
-        begin = time.monotonic()
-        _, results = run.run("cub", [*every, *settings.split()], out=str(folder), resume=True, seeds=args.seeds)
-        seconds = (time.monotonic() - begin) / args.seeds
-        found = {(row["of"], row["metric"]): (row["mean"], row["deviation"]) for row in run.spread(results)}
-        wanted = [("best", m) for m in ("R@1", "R@2", "R@4", "R@8", "mAP@R")] + [
-            ("last", "R@1"),
-            ("last", "mAP@R"),
-        ]
-        cells = [f"{found[key][0]:.1f} ± {found[key][1]:.1f}" for key in wanted]
-        lines.append(f"| {name} | {' | '.join(cells)} | {seconds:.0f} | {results[-1].speed:,.0f} | `{settings}` |")
-        write_text(args.out / "table.md", table(lines, args.seeds, every))
+    if not args.table:
+        if args.data is None:
+            parser.error("--data is needed to train")
+        jobs = side_by_side.jobs_of(args, "cub", ROWS, settings_of_all(args))
+        side_by_side.train(jobs, parallel=args.parallel, mps=args.mps, minutes=args.minutes)
+    write_text(args.out / "table.md", table(args.out, settings_of_all(args)))
     print((args.out / "table.md").read_text())
 
 
-def table(lines: list[str], seeds: int, every: list[str]) -> str:
+def table(out: Path, every: list[str]) -> str:
     """The table with what it was measured on."""
-    told = machine.describe(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    about = machine.describe(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     private = [setting for setting in every if not setting.startswith(("data.root", "weights"))]
-    head = [
-        f"# CUB-200-2011, ResNet-50, {seeds} seeds, mean ± standard deviation",
+    lines = [
+        "# CUB-200-2011, ResNet-50: mean ± standard deviation over seeds",
         "",
-        f"{told['hardware']}. {told['versions']}. {told['started']}.",
+        f"{about['hardware']}. {about['versions']}. {about['started']}.",
         "",
         f"`rankgrad train cub` with `{' '.join(private)}` and each row's settings. Best: the highest R@1.",
         "",
-        "| loss | best R@1 | R@2 | R@4 | R@8 | mAP@R | last R@1 | last mAP@R | s a run | pictures/s | settings |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| loss | seeds | best R@1 | R@2 | R@4 | R@8 | mAP@R | last R@1 | last mAP@R | s a run | pictures/s "
+        "| settings |",
+        "|" + "---|" * 12,
     ]
-    return "\n".join([*head, *lines, ""])
+    wanted = [("best", m) for m in ("R@1", "R@2", "R@4", "R@8", "mAP@R")] + [("last", "R@1"), ("last", "mAP@R")]
+    for name, settings in ROWS.items():
+        folders = side_by_side.results_of(out, name)
+        if not folders:
+            continue
+        results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+        cells = [mean_of([result[which][metric] for result in results]) for which, metric in wanted]
+        seconds = statistics.fmean(result["seconds"] for result in results)
+        speed = statistics.fmean(result["speed"] for result in results)
+        cells += [f"{seconds:.0f}", f"{speed:,.0f}", f"`{settings}`"]
+        lines.append(f"| {name} | {len(results)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

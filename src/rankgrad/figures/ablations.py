@@ -38,7 +38,7 @@ class Score(NamedTuple):
     """Mean and standard deviation over restarts."""
 
     mean: float
-    deviation: float
+    deviation: float = 0.0  # of a single run
 
 
 class Line(NamedTuple):
@@ -63,7 +63,7 @@ def read_table(text: str) -> dict[str, Line]:
                 for of in ("best R@1", "last R@1")
                 if len(cells) == len(columns)
             ]
-            if len(numbers) == 2 and all(len(pair) == 2 for pair in numbers):
+            if len(numbers) == 2 and all(len(pair) in (1, 2) for pair in numbers):
                 found[cells[columns["loss"]]] = Line(*(Score(*map(float, pair)) for pair in numbers))
     return found
 

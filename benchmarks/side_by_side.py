@@ -1,0 +1,139 @@
+"""Many trainings on one device, some at a time, each in a process that goes on to the next when it is done."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Job(NamedTuple):
+    """A run: ``rankgrad train RECIPE SETTINGS`` into a folder."""
+
+    row: str
+    seed: int
+    recipe: str
+    settings: tuple[str, ...]
+    folder: Path
+
+
+def folder_of(out: Path, row: str, seed: int) -> Path:
+    """Where a run goes."""
+    return out / re.sub(r"\W+", "-", row).strip("-") / f"seed-{seed}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of :func:`train`."""
+    parser.add_argument("settings", nargs="*", help="settings for every row")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--rows", default=".", help="a regular expression")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time on the device")
+    parser.add_argument("--mps", action="store_true", help="start the multi-process service around the runs")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then, to go on in another call")
+    parser.add_argument("--table", action="store_true", help="only write the table of what is finished")
+
+
+def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: Sequence[str]) -> list[Job]:
+    """All rows and seeds asked for that are not finished, seed by seed."""
+    jobs = [
+        Job(
+            row,
+            seed,
+            recipe,
+            (*every, *settings.split(), f"seed={seed}"),
+            folder_of(args.out, row, seed),
+        )
+        for seed in range(args.seed, args.seed + args.seeds)
+        for row, settings in rows.items()
+        if re.search(args.rows, row)
+    ]
+    return [job for job in jobs if not (job.folder / "result.json").is_file()]
+
+
+@contextmanager
+def multi_process_service(wanted: bool) -> Iterator[None]:
+    """NVIDIA's multi-process service: kernels of several processes run side by side instead of in turns."""
+    if wanted and shutil.which("nvidia-cuda-mps-control") is None:
+        print("no multi-process service on this machine: the runs take turns", flush=True)
+        wanted = False
+    if not wanted:
+        yield
+        return
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
+
+
+def _work(jobs: Any, threads: int) -> None:
+    """Take jobs until there are none; the pictures are read, and the network compiled, once for all of them."""
+    from rankgrad.recipes import run
+
+    torch.set_num_threads(threads)
+    while (job := jobs.get()) is not None:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        print(f"began {job.row}, seed {job.seed}", flush=True)
+        with (job.folder / "output.txt").open("a") as output, redirect_stdout(output), redirect_stderr(output):
+            try:
+                run.run(job.recipe, list(job.settings), out=str(job.folder), resume=True)
+                how = told(job.folder)
+            except Exception:
+                traceback.print_exc()
+                how = f"FAILED, see {job.folder}/output.txt"
+        print(f"ended {job.row}, seed {job.seed}: {how}", flush=True)
+
+
+def told(folder: Path) -> str:
+    """How a finished run ended, in a line."""
+    result = json.loads((folder / "result.json").read_text())
+    numbers = "  ".join(f"{k} {v:.1f}" for k, v in result["last"].items() if k not in ("step", "epoch"))
+    return f"{numbers}  {result['speed']:,.0f} pictures/s  {result['seconds']:.0f} s"
+
+
+def train(jobs: Sequence[Job], *, parallel: int, mps: bool, minutes: float) -> None:
+    """Do the jobs, ``parallel`` at a time; one that fails is told and left, what is late is stopped."""
+    end = time.monotonic() + 60 * minutes
+    many = min(parallel, len(jobs))
+    threads = max(1, (os.cpu_count() or 1) // max(many, 1))
+    context = multiprocessing.get_context("spawn")
+    with multi_process_service(mps):
+        waiting = context.Queue()
+        for job in [*jobs, *[None] * many]:
+            waiting.put(job)
+        workers = [context.Process(target=_work, args=(waiting, threads)) for _ in range(many)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(None if end == float("inf") else max(0.0, end - time.monotonic()))
+        for worker in workers:
+            if worker.is_alive():
+                print("out of time: stopped a run, the next call goes on from its checkpoint", flush=True)
+                worker.terminate()
+                worker.join()
+        waiting.cancel_join_thread()
+
+
+def results_of(out: Path, row: str) -> list[Path]:
+    """Folders of a row's finished runs."""
+    folders = sorted(folder_of(out, row, 0).parent.glob("seed-*"))
+    return [folder for folder in folders if (folder / "result.json").is_file()]
+
+
+def mean_of(values: list[float]) -> str:
+    """``71.2 ± 0.3``."""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread}"
