@@ -180,8 +180,8 @@ def test_eval_and_report(trained, root, capsys, tmp_path):
 
 def test_learning(tmp_path):
     """A detector this small learns three colours from a few pictures."""
-    root = scenes.voc_set(tmp_path / "data", train=24, test=8)
-    settings = [*SMALL, f"data.root={root}", "epochs=14", "milestones=[12]", "lr=0.02", "evaluate_every=14"]
+    root = scenes.voc_set(tmp_path / "data", train=20, test=8)
+    settings = [*SMALL, f"data.root={root}", "epochs=15", "milestones=[13]", "lr=0.02", "evaluate_every=15"]
     _, (result,) = run.run("voc", settings, out=str(tmp_path / "a"))
     assert result.last["AP50 odds"] > 30
 

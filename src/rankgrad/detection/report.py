@@ -163,7 +163,9 @@ def _scenes(runs: dict[str, dict[str, Any]], heading: str) -> str:
         figures = []
         for name, seen in runs.items():
             same = [s for s in (*seen["examples"], *seen["hardest"]) if s["name"] == scene["name"]]
-            figures += [_drawn(same[0], f"{scene['name']}: {name}")] if same else []
+            figures += (
+                [_drawn(same[0], f"{scene['name']}: {name}" if len(runs) > 1 else scene["name"])] if same else []
+            )
         out.append(f'<div class="scene">{"".join(figures)}</div>' if len(runs) > 1 else "".join(figures))
     return "".join(out) if len(runs) > 1 else f'<div class="scene">{"".join(out)}</div>'
 

@@ -38,7 +38,7 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
         return f"<p>{escape(title)}: nothing yet</p>"
     x_low, x_high = min(p[0] for p in points), max(p[0] for p in points)
     y_low, y_high = min(p[1] for p in points), max(p[1] for p in points)
-    margin = max(64.0, *(12 + 6.6 * len(name) for name in series)) if len(series) > 1 else 64.0  # names of lines
+    margin = max(64.0, *(12 + 7 * len(name) for name in series)) if len(series) > 1 else 64.0  # names of lines
     pad = 0.05 * (y_high - y_low) or max(abs(y_high) * 0.05, 0.5)
     y_low, y_high = y_low - pad, y_high + pad
 
