@@ -105,6 +105,10 @@ class Graphed(nn.Module):
             self._recordings[key] = _Recording(self.loss, inputs)
         return self._recordings.get(key)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy records anew: a graph belongs to its tensors."""
+        return {**self.__dict__, "_recordings": {}}
+
     def _may_replay(self, inputs: tuple[Any, ...]) -> bool:
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         return (
