@@ -72,7 +72,8 @@ def finished(out: Path, rows: list[str]) -> dict[str, list[tuple[dict[str, Any],
 
 def table(out: Path, rows: list[str], every: list[str]) -> str:
     """The table with what it was measured on; last evaluations, no choosing on the test pictures."""
-    about = machine.describe(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    described = sorted(out.glob("*/seed-*/machine.json"))  # of the runs: the table may be made elsewhere
+    about = json.loads(described[0].read_text()) if described else machine.describe(torch.device("cpu"))
     private = [setting for setting in every if not setting.startswith(("data.root", "weights"))]
     found = finished(out, rows)
     metrics = [f"{m} {s}" for s in ("softmax", "odds") for m in ("AP50", "AP50-11", "AP")]

@@ -17,7 +17,15 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.ops import MultiScaleRoIAlign
 
 import rankgrad
-from rankgrad.detection import RegionLoss, class_log_odds, class_scores, plain, ranking_loss, use_ranking_loss
+from rankgrad.detection import (
+    RegionLoss,
+    class_log_odds,
+    class_scores,
+    inference,
+    plain,
+    ranking_loss,
+    use_ranking_loss,
+)
 from rankgrad.detection.inference import detections_of
 
 CLASSES = 4
@@ -237,9 +245,11 @@ def test_detections_are_torchvisions_with_other_scores(scores):
         assert bool((one["scores"].diff() <= 0).all())
 
 
+@pytest.mark.parametrize("together", [8192, 1])
 @pytest.mark.parametrize("seed", range(4))
-def test_our_suppression_is_torchvisions(seed):
+def test_our_suppression_is_torchvisions(seed, together, monkeypatch):
     """The same detections as torchvision's loop over pictures, from random logits; some pictures have nothing."""
+    monkeypatch.setattr(inference, "_TOGETHER", together)
     generator = torch.Generator().manual_seed(seed)
     heads = detector(box_detections_per_img=20, box_score_thresh=0.2).roi_heads
     counts, shapes = [30, 0, 17], [(60, 80), (64, 64), (70, 50)]

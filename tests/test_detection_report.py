@@ -58,6 +58,7 @@ def test_what_it_says(report):
         "hardware",
     ):
         assert said in text
+    assert ">ranking</text>" in text and ">ce &lt;1&gt;</text>" in text  # the bars' names
     assert "<script" not in text
     links = re.findall(r"""(?:src|href)=["']([^"']*)""", text)
     assert links and all(link.startswith("data:image/jpeg;base64,") for link in links)

@@ -11,7 +11,10 @@ from rankgrad.detection.region_loss import class_scores
 
 #: Most (region, class) pairs of a picture that compete in the suppression. A head that ranks without a
 #: calibrated scale may put all of them above any threshold; the best of them are enough for 100 detections.
-CANDIDATES = 2000
+CANDIDATES = 1000
+
+#: Boxes in one call of the suppression, whose work grows with the square.
+_TOGETHER = 8192
 
 
 def detections_of(
@@ -66,7 +69,9 @@ def detections_of(
     found = padded.flatten(1, 2)[picture, at]
     # One suppression for all: pictures and classes are moved apart, in float64 so that no box is rounded.
     apart = (picture * classes + label).double() * (float(max(max(s) for s in image_shapes)) + 1)
-    kept = nms(found.double() + apart.unsqueeze(1), best.double(), heads.nms_thresh)
+    moved, weight = found.double() + apart.unsqueeze(1), best.double()
+    parts = torch.arange(len(picture), device=device).split(_chunks(torch.bincount(picture).tolist()))
+    kept = torch.cat([rows[nms(moved[rows], weight[rows], heads.nms_thresh)] for rows in parts])
     kept = kept[picture[kept].argsort(stable=True)]  # by picture, best first
     counts = torch.bincount(picture[kept], minlength=pictures).tolist()
     most = heads.detections_per_img
@@ -75,6 +80,16 @@ def detections_of(
         rows = rows[:most]
         out.append({"boxes": found[rows], "labels": label[rows], "scores": best[rows]})
     return out
+
+
+def _chunks(counts: list[int]) -> list[int]:
+    """How many boxes go together: those of whole pictures, up to a number that one call does well."""
+    sizes = [0]
+    for count in counts:
+        if sizes[-1] and sizes[-1] + count > _TOGETHER:
+            sizes.append(0)
+        sizes[-1] += count
+    return sizes
 
 
 def _nothing(boxes: Tensor) -> dict[str, Tensor]:

@@ -207,6 +207,11 @@ def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
     return f'<div class="wide"><svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></div>'
 
 
+def _called(run: Path) -> str:
+    """The name of a run's folder; a restart's with the one it is in."""
+    return f"{run.parent.name}/{run.name}" if run.name.startswith("seed-") else run.name
+
+
 def _json(path: Path) -> Any:
     return json.loads(path.read_text()) if path.is_file() else None
 
@@ -225,7 +230,7 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
             for scores in ("softmax", "odds", "logits"):
                 if row and f"AP50 {scores}" in row:
                     own += [len(cells)] if folder == run else []
-                    whose = "this run" if folder == run else folder.name
+                    whose = "this run" if folder == run else _called(folder)
                     name = f"{whose}, {label} (epoch {row['epoch']:.0f})"
                     cells.append([name, scores, *(row.get(f"{m} {scores}") for m in _METRICS)])
     note = (
@@ -257,7 +262,10 @@ def _gradients(runs: dict[str, Path]) -> str:
 
 def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
     """(heading, HTML) of a detection run; ``beside``: other runs to compare with, shown before it."""
-    names = {f"{folder.parent.name}/{folder.name}" if beside else "this run": folder for folder in (*beside, run)}
+    folders = (*beside, run)
+    names = {_called(folder) if beside else "this run": folder for folder in folders}
+    if len(names) < len(folders):  # of the same name in different places
+        names = {str(folder): folder for folder in folders}
     out = [("Result, %", _results(run, config, beside))]
     by_class = {name: _json(folder / "classes.json") for name, folder in names.items()}
     by_class = {name: found for name, found in by_class.items() if found}
