@@ -45,6 +45,16 @@ SMALL = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """With several threads torch may add in another order in a process's first run than in a later one; runs in
+    processes of their own are equal to the bit either way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return scenes.voc_set(tmp_path_factory.mktemp("voc"))
@@ -287,5 +297,5 @@ def test_what_the_loss_costs(monkeypatch):
     monkeypatch.setattr(voc_cost, "MEMORY", 1)
     text = voc_cost.measure((64, 64), "tiny", times=1)
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "loss" not in line]
-    assert [row[0] for row in rows] == ["| cross entropy", "| ranking"]
-    assert all(float(row[1]) > 0 and float(row[3]) > 0 for row in rows)
+    assert [row[0] for row in rows] == ["| cross entropy", "| ranking", "| ranking, not recorded"]
+    assert all(float(row[3]) > 0 for row in rows) and all(float(row[1]) > 0 for row in rows[:2])

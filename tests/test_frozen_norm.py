@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torchvision import models
 
+from rankgrad.detection.config import Model, View
+from rankgrad.detection.model import FrozenNorm, build
 from rankgrad.vision.frozen_norm import carry_frozen_norms
 
 
@@ -36,6 +38,26 @@ def test_the_same_values_gradients_and_names(name):
     assert list(plain.state_dict()) == list(carrying.state_dict())
     for (key, one), other in zip(plain.named_parameters(), carrying.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_a_detector_s_norms_are_carried():
+    network, _ = build(
+        Model(backbone="tiny", weights="none", pyramid=16, hidden=16),
+        View(short=64, long=64),
+        regions=8,
+        classes=["a"],
+        seed=0,
+    )
+    norms = [module for module in network.modules() if isinstance(module, FrozenNorm)]
+    assert norms and all(type(module) is not FrozenNorm for module in norms)
+    plain = with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), FrozenNorm(4)))
+    carrying = copy.deepcopy(plain)
+    for network in (plain, carrying):
+        network[1].running_var.fill_(3.0)
+        network[1].bias.fill_(0.5)
+    assert carry_frozen_norms(carrying, FrozenNorm) == 1
+    pictures = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(plain(pictures), carrying(pictures))
 
 
 def test_weights_loaded_later_and_copies_count():

@@ -66,11 +66,10 @@ class Loss(Section):
     memory: Annotated[int, Field(ge=0)] = 7
     map_weight: NonNegative = 2.0
     pooled_weight: NonNegative = 1.0
-    graph: bool = False  # on a GPU, record the loss as a CUDA graph
 
     def options(self) -> dict[str, Any]:
-        """Arguments of the ranking loss, but for the graph's size."""
-        return {key: value for key, value in self.model_dump().items() if key not in ("name", "graph")}
+        """Arguments of the ranking loss."""
+        return {key: value for key, value in self.model_dump().items() if key != "name"}
 
 
 class Config(RunConfig):

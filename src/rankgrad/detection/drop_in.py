@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from rankgrad import _check
+from rankgrad.cuda_graphs import graphed
 from rankgrad.detection.region_loss import SCORES, RegionLoss
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -23,7 +24,8 @@ def use_ranking_loss(
 
     Nothing is added to the model's ``state_dict``: weights are exchanged freely with a plain model's. The
     memory is state of the training, in ``ranking_loss(model).state_dict()``; save that too if training goes on.
-    The loss is no submodule: ``model.to(...)`` leaves it alone, it follows the logits by itself.
+    The loss is no submodule: ``model.to(...)`` leaves it alone, it follows the logits by itself. On a GPU it is
+    recorded and replayed (:func:`rankgrad.graphed`).
 
     Args:
         model: With ``roi_heads`` as torchvision's detectors have, any backbone and box head.
@@ -53,6 +55,7 @@ def use_ranking_loss(
     scores = scores or getattr(loss, "rank", "softmax")
     plain(model)
     heads.__dict__[roi_heads.LOSS] = loss
+    heads.__dict__[roi_heads.REPLAYED] = graphed(loss)
     heads.__dict__[roi_heads.SCORES] = _check.one_of("scores", scores, SCORES)
     heads.__class__ = roi_heads.exchanged(type(heads))
     return model
@@ -73,6 +76,6 @@ def plain(model: Model) -> Model:
     heads = getattr(model, "roi_heads", None)
     if isinstance(heads, roi_heads.RankingHeads):
         heads.__class__ = roi_heads.original(type(heads))
-        for name in (roi_heads.LOSS, roi_heads.SCORES):
+        for name in (roi_heads.LOSS, roi_heads.REPLAYED, roi_heads.SCORES):
             del heads.__dict__[name]
     return model

@@ -25,6 +25,7 @@ from rankgrad.detection.config import Model, View
 from rankgrad.detection.proposals import BatchedHeads, BatchedProposals
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
+from rankgrad.vision.frozen_norm import carry_frozen_norms
 from rankgrad.vision.weights import load_file, stride_in_1x1
 
 _LAYERS = ("layer4", "layer3", "layer2", "layer1", "conv1")
@@ -115,6 +116,7 @@ def _pyramid(body: resnet.ResNet, config: Model) -> BackboneWithFPN:
     trained = [*_LAYERS[: config.trainable], *(["bn1"] if config.trainable == 5 else [])]
     for name, parameter in body.named_parameters():
         parameter.requires_grad_(any(name.startswith(layer) for layer in trained))
+    carry_frozen_norms(body, FrozenNorm)
     channels = [body.inplanes // 8 * 2**level for level in range(4)]
     return BackboneWithFPN(body, {f"layer{i + 1}": str(i) for i in range(4)}, channels, config.pyramid)
 

@@ -6,15 +6,11 @@ detection at test time (:func:`class_log_odds`), so both walk the same stairs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankgrad import _check
-from rankgrad import distributed as processes
-from rankgrad.detection.recorded import Recording, padded
 from rankgrad.losses import ClassRankingLoss
 
 #: How class logits become one number per class, see :func:`class_log_odds`.
@@ -75,9 +71,6 @@ class RegionLoss(nn.Module):
         lam, margin, memory, map_weight, pooled_weight, distributed: As in :class:`rankgrad.ClassRankingLoss`.
             With ``distributed`` the lists are over the regions of all processes; the cross entropy stays each
             process's own mean, as in torchvision, and DistributedDataParallel averages it.
-        graph: On a GPU and in one process, record the loss as a CUDA graph for up to so many regions a batch, and
-            replay it: a training step then waits for the device's work alone, not for some hundred launches. None:
-            not recorded. Batches with more regions are computed as usual. Float32 only.
 
     Example:
         >>> from rankgrad.detection import RegionLoss
@@ -99,11 +92,8 @@ class RegionLoss(nn.Module):
         map_weight: float = 2,
         pooled_weight: float = 1,
         distributed: bool = False,
-        graph: int | None = None,
     ) -> None:
         super().__init__()
-        self.graph = None if graph is None else _check.count("graph", graph, at_least=1)
-        self._recording: Recording | None = None
         self.rank = _check.one_of("rank", rank, SCORES)
         self.weight = _check.positive("weight", weight)
         self.cross_entropy = _check.non_negative("cross_entropy", cross_entropy)
@@ -127,32 +117,6 @@ class RegionLoss(nn.Module):
         """
         class_logits = _check.floating("class_logits", class_logits, ndim=2)
         _check.per_row("labels", labels, "class_logits", class_logits)
-        if self.graph and mask is None and self._can_record(class_logits):
-            return self._recorded(class_logits.float(), labels, self.graph)
-        return self._eager(class_logits, labels, mask)
-
-    def _can_record(self, class_logits: Tensor) -> bool:
-        return (
-            class_logits.is_cuda
-            and class_logits.dtype != torch.float64
-            and len(class_logits) <= (self.graph or 0)
-            and self.training
-            and not (self.ranking.distributed and processes.active())
-            and not torch.cuda.is_current_stream_capturing()
-        )
-
-    def _recorded(self, class_logits: Tensor, labels: Tensor, rows: int) -> Tensor:
-        memory = self.ranking.memory
-        if memory.size and memory.valid.shape[1] < rows:  # the ring gets its width from a batch
-            return self._eager(*padded(class_logits, labels, rows))
-        if self._recording is None or not self._recording.fits(class_logits):
-            self._recording = Recording(self, self._eager, rows, class_logits.shape[1], class_logits.device)
-        return self._recording(class_logits, labels)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_recording": None}  # a recording belongs to this process and these buffers
-
-    def _eager(self, class_logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
         with torch.autocast(class_logits.device.type, enabled=False):
             logits = class_logits if class_logits.dtype == torch.float64 else class_logits.float()
             classes = torch.arange(1, logits.shape[1], device=logits.device)
@@ -171,6 +135,17 @@ class RegionLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"rank={self.rank!r}, weight={self.weight}, cross_entropy={self.cross_entropy}"
+
+
+def padded(class_logits: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, labels and a mask of so many rows."""
+    more = rows - len(class_logits)
+    mask = torch.arange(rows, device=class_logits.device) < len(class_logits)
+    return (
+        torch.cat([class_logits, class_logits.new_zeros(more, class_logits.shape[1])]),
+        torch.cat([labels, labels.new_zeros(more)]),
+        mask,
+    )
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:

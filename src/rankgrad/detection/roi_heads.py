@@ -7,16 +7,17 @@ detections. torchvision's own ``forward`` runs as it is; its cross entropy is co
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import RoIHeads
 
 from rankgrad.detection.inference import detections_of
+from rankgrad.detection.region_loss import RegionLoss, padded
 
 #: Attributes that hold what the drop-in needs. They are no submodules: the state_dict stays torchvision's.
-LOSS, SCORES = "region_loss", "region_scores"
+LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
 
 
 def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
@@ -37,6 +38,7 @@ class RankingHeads:
 
     training: bool
     box_predictor: nn.Module
+    fg_bg_sampler: Any
 
     def select_training_samples(self, *args: Any, **kwargs: Any) -> Any:
         """As in torchvision; the labels are kept for the loss."""
@@ -54,13 +56,22 @@ class RankingHeads:
         try:
             result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
             if self.training:
-                loss: nn.Module = self.__dict__[LOSS]
-                losses["loss_classifier"] = loss.train()(seen[0], torch.cat(self.__dict__["_sampled_labels"]))
+                losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
             return result, losses
         finally:
             self.__dict__.pop("_sampled_labels", None)
             for hook in hooks:
                 hook.remove()
+
+    def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
+        """The given loss. On a GPU it is recorded and replayed, so batches get the same number of regions."""
+        together = torch.cat(labels)
+        inputs: tuple[Tensor, ...] = (class_logits, together)
+        if class_logits.is_cuda and isinstance(self.__dict__[LOSS], RegionLoss):
+            most = len(labels) * self.fg_bg_sampler.batch_size_per_image
+            inputs = padded(class_logits, together, max(most, len(class_logits)))
+        replayed: nn.Module = self.__dict__[REPLAYED]
+        return cast(Tensor, replayed.train()(*inputs))
 
     def postprocess_detections(
         self, class_logits: Tensor, box_regression: Tensor, proposals: Any, image_shapes: Any

@@ -156,10 +156,9 @@ class DetectionTask:
         self.loss: nn.Module = nn.Identity()  # cross entropy: torchvision's own, nothing is exchanged
         self.parts: dict[str, Tensor] = {}
         if config.loss.name == "ranking":
-            most = config.batch.size // distributed.count() * config.batch.regions if config.loss.graph else None
-            self.loss = RegionLoss(**config.loss.options(), distributed=True, graph=most).to(device)
+            self.loss = RegionLoss(**config.loss.options(), distributed=True).to(device)
             use_ranking_loss(self.network, self.loss)
-            self.loss.register_forward_pre_hook(self._watch_ranking)
+            self.network.roi_heads.replayed_loss.register_forward_pre_hook(self._watch_ranking)
         else:
             self.network.roi_heads.box_predictor.register_forward_hook(self._watch_cross_entropy)
         self._standing: tuple[dict[str, Tensor], dict[str, Detections], dict[str, Standing]] | None = None
@@ -170,11 +169,12 @@ class DetectionTask:
 
     def _watch_ranking(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Note the size of the gradient at the class logits, and of the one cross entropy would give."""
-        logits, labels = inputs
+        logits, labels, *mask = inputs
         if not logits.requires_grad:
             return
         wrong = logits.detach().softmax(1) - F.one_hot(labels, logits.shape[1])
-        self.parts["logit_gradient_ce"] = wrong.norm() / max(len(logits), 1)
+        there = mask[0] if mask else torch.ones_like(labels, dtype=torch.bool)
+        self.parts["logit_gradient_ce"] = (wrong * there.unsqueeze(1)).norm() / there.sum().clamp(min=1)
         self._watch(logits)
 
     def _watch_cross_entropy(self, module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor]) -> None:

@@ -8,7 +8,7 @@ every step. Parameters and buffers keep their names.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,41 +18,59 @@ from torch import Tensor, fx, nn
 class _CarryingConv(nn.Conv2d):
     """A convolution that does the work of the frozen norm behind it."""
 
-    carried: tuple[nn.BatchNorm2d]  # in a tuple: the norm stays a module of its own place only
+    carried: tuple[Any]  # in a tuple: the norm stays a module of its own place only
 
     def forward(self, input: Tensor) -> Tensor:
         norm = self.carried[0]
-        scale, shift = _scale_and_shift(norm)
+        scale = torch.rsqrt(norm.running_var + norm.eps)
+        if norm.weight is not None:
+            scale = scale * norm.weight
+        shift = -norm.running_mean * scale
+        if norm.bias is not None:
+            shift = shift + norm.bias
+        if self.bias is not None:
+            shift = shift + self.bias * scale
         weight = self.weight * scale[:, None, None, None]
-        shift = shift if self.bias is None else shift + self.bias * scale
         return F.conv2d(input, weight, shift, self.stride, self.padding, self.dilation, self.groups)
 
 
-class _CarriedNorm(nn.BatchNorm2d):
-    """A frozen norm whose work is done elsewhere."""
+class _Carried:
+    """In front of a norm's class: its work is done elsewhere."""
 
     def forward(self, input: Tensor) -> Tensor:
         return input
 
 
-def _scale_and_shift(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    mean, variance = norm.running_mean, norm.running_var
-    assert mean is not None and variance is not None
-    scale = torch.rsqrt(variance + norm.eps)
-    if norm.affine:
-        scale = scale * norm.weight
-    shift = -mean * scale
-    return scale, shift + norm.bias if norm.affine else shift
+class _CarriedBatchNorm(_Carried, nn.BatchNorm2d):
+    """A class of the module, so that a network can be pickled."""
 
 
-def carry_frozen_norms(network: nn.Module) -> int:
-    """Let convolutions carry the frozen batch norms that directly follow them, in place; returns how many.
+_CARRIED: dict[type, type] = {nn.BatchNorm2d: _CarriedBatchNorm}
+
+
+class _Tracer(fx.Tracer):
+    """Calls of norms stay calls, also of those that torch.fx would look into."""
+
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, self.norm) or super().is_leaf_module(m, module_qualified_name)
+
+
+def carry_frozen_norms(network: nn.Module, norm: type[nn.Module] = nn.BatchNorm2d) -> int:
+    """Let convolutions carry the frozen norms that directly follow them, in place; returns how many.
 
     Only where each of the two is called once and nobody else sees the convolution's output. A network that
     torch.fx cannot trace stays as it is.
+
+    Args:
+        network: Whose norms, all of them, are and stay frozen.
+        norm: Their class, with what ``nn.BatchNorm2d`` has of parameters and statistics.
     """
     try:
-        graph = fx.Tracer().trace(network)
+        graph = _Tracer(norm).trace(network)
     except Exception:  # tracing fails in as many ways as there are networks: speed is lost, nothing else
         return 0
     modules = dict(network.named_modules())
@@ -63,15 +81,19 @@ def carry_frozen_norms(network: nn.Module) -> int:
         before = node.args[0] if node.args else None
         if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
             continue
-        norm, conv = modules[str(node.target)], modules[str(before.target)]
-        plain = type(norm) is nn.BatchNorm2d and type(conv) is nn.Conv2d and norm.track_running_stats
-        if plain and conv.padding_mode == "zeros" and times[node.target] == times[before.target] == 1:
-            _pair(cast(nn.Conv2d, conv), cast(nn.BatchNorm2d, norm))
+        behind, conv = modules[str(node.target)], modules[str(before.target)]
+        plain = type(behind) is norm and type(conv) is nn.Conv2d and conv.padding_mode == "zeros"
+        known = getattr(behind, "running_var", None) is not None
+        if plain and known and times[node.target] == times[before.target] == 1:
+            _pair(conv, behind)
             carried += 1
     return carried
 
 
 def _pair(conv: Any, norm: Any) -> None:
     # Another class for the same objects: parameters, buffers, hooks and names stay what they are.
-    conv.__class__, norm.__class__ = _CarryingConv, _CarriedNorm
+    kind = type(norm)
+    if kind not in _CARRIED:
+        _CARRIED[kind] = type(f"Carried{kind.__name__}", (_Carried, kind), {})
+    conv.__class__, norm.__class__ = _CarryingConv, _CARRIED[kind]
     conv.carried = (norm,)
