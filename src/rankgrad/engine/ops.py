@@ -13,7 +13,7 @@ from torch import Tensor
 from rankgrad.engine import cuda
 from rankgrad.engine.dispatch import engine_for
 from rankgrad.engine.precision import compute_dtype, count_dtype
-from rankgrad.engine.registration import check_nan, fake_of, op, vmap_over_calls, waits_for_checks
+from rankgrad.engine.registration import check_nan, fake_of, is_plain_call, op, vmap_over_calls, waits_for_checks
 
 _BLOCK = 1 << 18  # numbers scaled at a time: they stay in the cache
 
@@ -92,8 +92,7 @@ torch.library.register_vmap("rankgrad::rank_changes", vmap_over_calls(rank_chang
 # --------------------------------------------------------------------- the named losses in one op
 
 
-@op
-def list_losses(
+def _list_losses(
     scores: Tensor,
     relevance: Tensor,
     mask: Tensor | None,
@@ -128,6 +127,9 @@ def list_losses(
     return out  # type: ignore[no-any-return]
 
 
+list_losses = op(_list_losses)
+
+
 @fake_of("list_losses")
 def _(
     scores: Tensor,
@@ -156,8 +158,7 @@ torch.library.register_vmap("rankgrad::list_losses", vmap_over_calls(list_losses
 # -------------------------------------------------------- one number, and the gradient it stands for
 
 
-@op
-def reduce_lists(
+def _reduce_lists(
     scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
 ) -> Tensor:
     """Reduce list losses; backward, send every score its rank change times ``upstream / (lam n)``.
@@ -173,6 +174,9 @@ def reduce_lists(
     elif reduction == "sum":
         losses = losses.sum(-1)
     return losses.to(dtype, copy=True)
+
+
+reduce_lists = op(_reduce_lists)
 
 
 @fake_of("reduce_lists")
@@ -289,6 +293,36 @@ def _reduce_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("rankgrad::reduce_lists", _reduce_backward, setup_context=_reduce_setup)
 torch.library.register_vmap("rankgrad::reduce_lists", vmap_over_calls(reduce_lists))
 torch.library.register_vmap("rankgrad::reduce_lists_backward", vmap_over_calls(reduce_lists_backward))
+
+# ------------------------------------------------------------------- both in one, for an eager call
+
+
+class _NamedLoss(torch.autograd.Function):
+    """:func:`list_losses` and :func:`reduce_lists` as one step of autograd, past torch's dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, reduction: str, *arguments: Any) -> Tensor:  # type: ignore[override]
+        lam = arguments[4]
+        losses, changes, items, lists = _list_losses(scores, *arguments)
+        out = _reduce_lists(scores, losses, changes, items, lists, lam, reduction)
+        _reduce_setup(ctx, (scores, losses, changes, items, lists, lam, reduction), out)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return _reduce_backward(ctx, upstream)[0], *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def named_loss(scores: Tensor, reduction: str, *arguments: Any) -> Tensor:
+    """Reduced loss of ``[calls, lists, n]`` scores with its gradient.
+
+    ``arguments`` are those of :func:`list_losses` after the scores.
+    """
+    if is_plain_call(scores):
+        return _NamedLoss.apply(scores, reduction, *arguments)  # type: ignore[no-any-return,no-untyped-call]
+    losses, changes, items, lists = list_losses(scores.detach(), *arguments)
+    return reduce_lists(scores, losses, changes, items, lists, arguments[4], reduction)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------ a question

@@ -53,8 +53,9 @@ def loss_of_lists(
         name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
         if weights is not None:
             _check.same_device("weight", weights, "scores", scores)
-        losses, changes, items, counting = ops.list_losses(
-            rows.detach(),
+        loss = ops.named_loss(
+            rows,
+            reduction,
             relevant,
             exists,
             weights,
@@ -70,7 +71,7 @@ def loss_of_lists(
         losses, changes, items, counting = _with_callable(
             rows.detach(), relevant, exists, form, lam, margin, with_changes, check_finite, everywhere
         )
-    loss: Tensor = ops.reduce_lists(rows, losses, changes, items, counting, lam, reduction)
+        loss = ops.reduce_lists(rows, losses, changes, items, counting, lam, reduction)
     return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
 
 
