@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from rankgrad.engine import cuda
+from rankgrad.engine import cuda, long
 
 from cases import DTYPES, FORMS, KINDS, assert_equal_to_reference, assert_steps_equal_to_reference, make
 
@@ -25,7 +25,8 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Few chunks: the interpreter runs programs one after another."""
-    monkeypatch.setattr(cuda, "_CHUNKS", 4)
+    monkeypatch.setattr(long, "_CHUNKS", 4)
+    long._plan.cache_clear()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,16 +48,16 @@ def test_short_lists(kind, share, monkeypatch):
     assert_equal_to_reference(cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3))
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "equal", "infinities"])
-def test_the_merge_network(kind, monkeypatch):
-    """With more relevant items than pairs are compared for."""
+@pytest.mark.parametrize(("kind", "share"), [("random", 0.4), ("ties", 0.15), ("equal", 0.4), ("infinities", 0.15)])
+def test_sorting_by_merges(kind, share, monkeypatch):
+    """With more relevant items than pairs are compared for: an odd and an even number of rounds."""
     from rankgrad.engine._kernels import long_lists
 
     monkeypatch.setattr(long_lists, "PAIRS", 8)
-    monkeypatch.setattr(cuda, "_MOST_PAIRS", 8)
-    monkeypatch.setattr(cuda, "_SORT_BLOCK", 16)
+    monkeypatch.setattr(long, "_MOST_PAIRS", 8)
+    monkeypatch.setattr(long, "_SORT_BLOCK", 16)
     monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
-    data = make(kind, (1, 2, 301), 0.4)
+    data = make(kind, (1, 2, 151), share)
     assert_equal_to_reference(cuda, *data, "log_ap", lam=40.0, margin=0.0)
 
 
@@ -67,29 +68,6 @@ def test_dense_lists(kind, share):
     data = make(kind, (2, 2, 1100), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
     form = FORMS[number % 5]
     assert_equal_to_reference(cuda, *data, form, lam=40.0, margin=0.25 * (number % 3), max_relevant=1100)
-
-
-def test_a_device_with_room_for_fewer_programs_gets_fewer():
-    """The merge network's programs wait for each other: a launch that does not fit is tried with fewer."""
-    tried = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            def launch(*args, **kwargs):
-                tried.append(grid[0])
-                if grid[0] > 132:
-                    raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
-
-            return launch
-
-    run = cuda._Long(*make("random", (1, 1, 40), 0.1), 0.0, None)
-    run.processors, run.kernels = 132, type("Kernels", (), {"sort_by_merging": Kernel()})
-    try:
-        run._merge(0)
-        run._merge(1)
-        assert tried == [264, 132, 132]
-    finally:
-        cuda._sorters.clear()
 
 
 @pytest.mark.parametrize("masked", [False, True])

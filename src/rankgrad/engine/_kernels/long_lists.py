@@ -4,8 +4,8 @@ p is known on the device only. Every kernel reads it there and works in proporti
 host is sized or chosen by it. One list's pipeline (axis 1 of every grid is the list):
 
     gather        relevant items -> words, in any order (sorting makes the order unique)
-    rank_by_pairs, sort_by_merging
-                  words -> sorted words: all pairs for small p, a merge network for larger p
+    rank_by_pairs; sort_blocks, merge_runs
+                  words -> sorted words: all pairs for small p; blocks, then merges of two for larger p
     make_table    sorted words -> cells of uniform width with the number of better relevant scores
     stream        every irrelevant item -> its place k, the number of relevant scores strictly above it;
                   counts of items at each place
@@ -34,10 +34,9 @@ from rankgrad.engine._kernels.words import (
     span,
 )
 
-PAIRS = tl.constexpr(16384)  # up to this many relevant items, comparing all pairs is the quicker sort
+PAIRS = tl.constexpr(4096)  # up to this many relevant items, comparing all pairs is the quicker sort
 FEW = tl.constexpr(256)  # counts of fewer places fit tl.histogram, with one for items that do not count
-# per list, int64: relevant items, existing items, NaN seen, programs come to the first and second sort's barrier
-STATE = tl.constexpr(5)
+STATE = tl.constexpr(3)  # per list, int64: relevant items, existing items, NaN seen
 
 
 @triton.jit
@@ -66,14 +65,19 @@ def gather(scores, relevance, mask, words, state, n, half, slots, MASKED: tl.con
 
 
 @triton.jit
-def count_lists(state, lists, per_call, BLOCK: tl.constexpr):
-    """How many lists of each call have something relevant."""
+def count_lists(state, lists, items, n, per_call, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+    """How many lists of each call have something relevant, and how many items each list has."""
     call = tl.program_id(0).to(tl.int64)
     total = tl.full([], 0, tl.int64)
     for start in range(0, per_call, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        found = tl.load(state + (call * per_call + at) * STATE, mask=at < per_call, other=0)
+        row = call * per_call + at
+        found = tl.load(state + row * STATE, mask=at < per_call, other=0)
         total += tl.sum((found > 0).to(tl.int64))
+        existing = tl.zeros([BLOCK], tl.int64) + n
+        if MASKED:
+            existing = tl.load(state + row * STATE + 1, mask=at < per_call, other=0)
+        tl.store(items + row, existing, mask=at < per_call)
     tl.store(lists + call, total)
 
 
@@ -96,65 +100,77 @@ def rank_by_pairs(loose, words, state, slots, BLOCK: tl.constexpr, TILE: tl.cons
 
 
 @triton.jit
-def _all_programs(barrier, times):
-    """Wait until every program of this list has come here ``times`` times."""
-    tl.debug_barrier()
-    tl.atomic_add(barrier, 1)
-    while tl.atomic_add(barrier, 0) < times * tl.num_programs(0):
-        pass
-    tl.debug_barrier()
+def _merges(p, BLOCK: tl.constexpr):
+    """How many rounds of merges turn sorted blocks of p words into one run."""
+    rounds = 0
+    run = tl.full([], BLOCK, tl.int64)
+    while run < p:
+        run *= 2
+        rounds += 1
+    return rounds
 
 
 @triton.jit
-def _sort_blocks(source, words, p, BLOCK: tl.constexpr):
-    for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
-        at = span(block, BLOCK)
-        value = tl.load(source + at, mask=at < p, other=NO_WORD, cache_modifier=".cg")
-        tl.store(words + at, tl.sort(value), mask=at < p)
+def sort_blocks(loose, words, state, slots, BLOCK: tl.constexpr):
+    """Sort each block, into the buffer from which the rounds of merges, in turn, end in ``words``."""
+    row = tl.program_id(1).to(tl.int64)
+    p = tl.minimum(tl.load(state + row * STATE), slots)
+    loose += row * slots
+    if p > PAIRS:
+        target = words + row * slots
+        if _merges(p, BLOCK) % 2 == 1:
+            target = loose
+        for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
+            at = span(block, BLOCK)
+            word = tl.load(loose + at, mask=at < p, other=NO_WORD)
+            tl.store(target + at, tl.sort(word), mask=at < p)
 
 
 @triton.jit
-def _exchange(words, low, high, inside):
-    a = tl.load(words + low, mask=inside, other=0, cache_modifier=".cg")
-    b = tl.load(words + high, mask=inside, other=NO_WORD, cache_modifier=".cg")
-    swap = inside & (a > b)
-    tl.store(words + low, b, mask=swap)
-    tl.store(words + high, a, mask=swap)
+def _smaller(words, word, low, high, steps):
+    """How many of sorted words are smaller than each ``word``, known to be ``low`` to ``high``."""
+    while steps > 0:
+        middle = (low + high) // 2
+        open_ = low < high
+        smaller = open_ & (tl.load(words + middle, mask=open_, other=0) < word)
+        low = tl.where(smaller, middle + 1, low)
+        high = tl.where(open_ & ~smaller, middle, high)
+        steps = steps // 2
+    return low
 
 
-@triton.jit
-def sort_by_merging(loose, words, state, slots, SECOND: tl.constexpr, BLOCK: tl.constexpr):
-    """A bitonic merge network in one launch, whose programs wait for each other between its stages.
+@triton.jit(do_not_specialize=["number"])
+def merge_runs(loose, words, state, slots, number, BLOCK: tl.constexpr):
+    """Merge runs two by two; ``number`` is the round, and the first has runs of one block.
 
-    Pairs that reach beyond p are left alone, as if the rest were filled with words larger than any.
+    A word goes to where it stands in its own run plus how many words of the other run are smaller. Those
+    between its block's first and last word are few, so a block searches for its ends, then each word between
+    them. No round waits for skewed data: a search is at most log2 of a run.
     """
     row = tl.program_id(1).to(tl.int64)
-    state += row * STATE
-    p = tl.minimum(tl.load(state), slots)
-    loose += row * slots
-    words += row * slots
-    if p > PAIRS:
-        times = 1
-        _sort_blocks(loose, words, p, BLOCK)
-        run = tl.full([], BLOCK, tl.int64) * 2
-        while run < 2 * p:
-            stride = run // 2
-            while stride >= BLOCK:
-                _all_programs(state + 3 + SECOND, times)
-                times += 1
-                pairs = tl.cdiv(p, 2 * stride) * stride
-                for block in range(tl.program_id(0), tl.cdiv(pairs, BLOCK), tl.num_programs(0)):
-                    at = span(block, BLOCK)
-                    start = at // stride * (2 * stride)
-                    low = start + at % stride
-                    # the first stage of a run meets the two halves head to tail, the others head to head
-                    high = tl.where(stride * 2 == run, start + run - 1 - at % stride, low + stride)
-                    _exchange(words, low, high, high < p)
-                stride = stride // 2
-            _all_programs(state + 3 + SECOND, times)
-            times += 1
-            _sort_blocks(words, words, p, BLOCK)
-            run *= 2
+    p = tl.minimum(tl.load(state + row * STATE), slots)
+    rounds = _merges(p, BLOCK)
+    if (p > PAIRS) & (number < rounds):
+        source = words + row * slots
+        target = loose + row * slots
+        if (rounds - number) % 2 == 1:
+            source = loose + row * slots
+            target = words + row * slots
+        run = tl.full([], BLOCK, tl.int64) << number
+        for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
+            first = block * tl.full([], BLOCK, tl.int64)
+            own = first // run * run
+            other = own ^ run
+            length = tl.maximum(tl.minimum(p - other, run), 0)
+            ends = tl.where(tl.arange(0, 2) == 0, first, tl.minimum(first + BLOCK, p) - 1)
+            zero = tl.zeros([2], tl.int64)
+            found = _smaller(source + other, tl.load(source + ends), zero, zero + length, length)
+            low, high = tl.min(found), tl.max(found)
+            at = first + tl.arange(0, BLOCK)
+            word = tl.load(source + at, mask=at < p, other=NO_WORD)
+            zero = tl.zeros([BLOCK], tl.int64)
+            before = _smaller(source + other, word, zero + low, zero + high, high - low)
+            tl.store(target + tl.minimum(own, other) + at - own + before, word, mask=at < p)
 
 
 @triton.jit
@@ -202,12 +218,30 @@ def _copies(p, room, programs):
 
 
 @triton.jit
+def _in_better_cells(words, cell, best, scale, last, low, high, steps):
+    """How many of sorted words lie in better cells than ``cell``, known to be ``low`` to ``high``."""
+    while steps > 0:
+        middle = (low + high) // 2
+        open_ = low < high
+        word = tl.load(words + middle, mask=open_, other=0)
+        better = open_ & (_cell(score_of(word), best, scale, last) < cell)
+        low = tl.where(better, middle + 1, low)
+        high = tl.where(open_ & ~better, middle, high)
+        steps = steps // 2
+    return low
+
+
+@triton.jit
 def make_table(words, levels, table, geometry, counts, state, slots, most_cells, room, BLOCK: tl.constexpr):
-    """Scores of sorted words; how many lie in better cells, for every cell; where cells lie; zeroed counts."""
+    """Scores of sorted words; how many lie in better cells, for every cell; where cells lie; zeroed counts.
+
+    ``table`` has two numbers a cell, how many lie in better cells and how many in better ones or itself: one
+    64-bit word for :func:`stream`, whose look-ups bind.
+    """
     row = tl.program_id(1).to(tl.int64)
     p = tl.minimum(tl.load(state + row * STATE), slots)
     words += row * slots
-    table += row * (most_cells + 1)
+    table += row * 2 * most_cells
     counts += row * (room + slots + 1)
     cells = _cells(p, most_cells)
     best = tl.full([], 0.0, tl.float32)
@@ -224,19 +258,15 @@ def make_table(words, levels, table, geometry, counts, state, slots, most_cells,
         tl.store(geometry + row * 2 + 1, scale)
     last_cell = (cells - 1).to(tl.float32)
     for block in range(tl.program_id(0), tl.cdiv(cells + 1, BLOCK), tl.num_programs(0)):
+        ends = block * BLOCK + tl.arange(0, 2) * (BLOCK - 1)
+        zero = tl.zeros([2], tl.int64)
+        found = _in_better_cells(words, ends, best, scale, last_cell, zero, zero + p, p)
+        low, high = tl.min(found), tl.max(found)
         cell = span(block, BLOCK)
-        low = tl.zeros([BLOCK], tl.int64)
-        high = tl.zeros([BLOCK], tl.int64) + p
-        steps = p
-        while steps > 0:  # the first slot that lies in this cell or a worse one
-            middle = (low + high) // 2
-            open_ = low < high
-            word = tl.load(words + middle, mask=open_, other=0)
-            better = open_ & (_cell(score_of(word), best, scale, last_cell) < cell)
-            low = tl.where(better, middle + 1, low)
-            high = tl.where(open_ & ~better, middle, high)
-            steps = steps // 2
-        tl.store(table + cell, low.to(tl.int32), mask=cell <= cells)
+        zero = tl.zeros([BLOCK], tl.int64)
+        better = _in_better_cells(words, cell, best, scale, last_cell, zero + low, zero + high, high - low)
+        tl.store(table + 2 * cell, better.to(tl.int32), mask=cell < cells)
+        tl.store(table + 2 * cell - 1, better.to(tl.int32), mask=(cell > 0) & (cell <= cells))
     for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
         at = span(block, BLOCK)
         tl.store(levels + row * slots + at, score_of(tl.load(words + at, mask=at < p, other=0)), mask=at < p)
@@ -269,7 +299,7 @@ def stream(
     state += row * STATE
     p = tl.minimum(tl.load(state), slots)
     levels += row * slots
-    table += row * (most_cells + 1)
+    table += row * most_cells
     counts += row * (room + slots + 1)
     best = tl.load(geometry + row * 2)
     scale = tl.load(geometry + row * 2 + 1)
@@ -289,8 +319,9 @@ def stream(
         if not AGAIN:
             nan = nan | ((value != value) & (relevant | irrelevant)).to(tl.int32)
         cell = _cell(value, best, scale, last_cell)
-        low = tl.load(table + cell, mask=irrelevant, other=0)
-        high = tl.load(table + cell + 1, mask=irrelevant, other=0)
+        bounds = tl.load(table + cell, mask=irrelevant, other=0)
+        low = (bounds & 0xFFFFFFFF).to(tl.int32)
+        high = (bounds >> 32).to(tl.int32)
         widest = tl.max(high - low)
         while widest > 0:
             middle = (low + high) // 2
@@ -359,7 +390,7 @@ def _before(chunk_sums, row, CHUNKS: tl.constexpr):
     return tl.sum(tl.load(chunk_sums + row * CHUNKS + chunk, mask=chunk < tl.program_id(0), other=0))
 
 
-@triton.jit(do_not_specialize=["lam_bits"])
+@triton.jit(do_not_specialize=["n_weights", "lam_bits"])
 def terms(
     words, loose, totals, chunk_sums, state, weights, lists, partial, changes, given, above_out, position_out,
     n, slots, n_weights, lam_bits, per_call, FORM: tl.constexpr, MOVE: tl.constexpr, MASKED: tl.constexpr,
@@ -417,6 +448,13 @@ def terms(
     bad = (tl.load(state + 2) != 0) | (found > slots)
     loss = tl.where(bad, float("nan"), loss)
     tl.store(partial + row * CHUNKS + tl.program_id(0), loss)
+
+
+@triton.jit
+def sum_losses(partial, losses, CHUNKS: tl.constexpr):
+    """Loss of each list from its chunks', always in the same order."""
+    row = tl.program_id(1).to(tl.int64)
+    tl.store(losses + row, tl.sum(tl.load(partial + row * CHUNKS + tl.arange(0, CHUNKS))))
 
 
 @triton.jit
