@@ -56,7 +56,7 @@ def list_losses(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
     calls, per_call, n = scores.shape
-    if max_relevant is not None and max_relevant * DENSE > n and n > 1024:
+    if max_relevant is not None and max_relevant * DENSE > n and 1024 < n < 2**31:
         engine = dense
     elif n <= LONGEST_SHORT_LIST and calls * per_call >= FEWEST_SHORT_LISTS:
         engine = short
