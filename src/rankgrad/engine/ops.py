@@ -5,6 +5,7 @@ that count. A plain call has ``calls = 1``; vmap makes each of its elements a ca
 """
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
+import math
 from typing import Any
 
 import torch
@@ -302,27 +303,47 @@ class _NamedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, reduction: str, *arguments: Any) -> Tensor:  # type: ignore[override]
-        lam = arguments[4]
-        losses, changes, items, lists = _list_losses(scores, *arguments)
-        out = _reduce_lists(scores, losses, changes, items, lists, lam, reduction)
-        _reduce_setup(ctx, (scores, losses, changes, items, lists, lam, reduction), out)
-        return out
+        relevance, mask, weights, form, lam, *rest = arguments
+        rows, relevance = as_lists(scores), as_lists(relevance)
+        mask = None if mask is None else as_lists(mask)
+        losses, changes, items, lists = _list_losses(rows, relevance, mask, weights, form, lam, *rest)
+        out = _reduce_lists(rows, losses, changes, items, lists, lam, reduction)
+        _reduce_setup(ctx, (rows, losses, changes, items, lists, lam, reduction), out)
+        ctx.scores_shape, ctx.upstream_shape = scores.shape, out.shape
+        return out.reshape(scores.shape[:-1] if reduction == "none" else ())
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return _reduce_backward(ctx, upstream)[0], *[None] * (len(ctx.needs_input_grad) - 1)
+        grad = _reduce_backward(ctx, upstream.reshape(ctx.upstream_shape))[0]
+        grad = None if grad is None else grad.reshape(ctx.scores_shape)
+        return grad, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
-def named_loss(scores: Tensor, reduction: str, *arguments: Any) -> Tensor:
-    """Reduced loss of ``[calls, lists, n]`` scores with its gradient.
+def as_lists(tensor: Tensor) -> Tensor:
+    """``[..., n]`` as one call's lists."""
+    return tensor.reshape(1, math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
-    ``arguments`` are those of :func:`list_losses` after the scores.
+
+def named_loss(
+    scores: Tensor, reduction: str, relevance: Tensor, mask: Tensor | None, weights: Tensor | None, form: str,
+    lam: float, *arguments: Any,
+) -> Tensor:  # fmt: skip
+    """Reduced loss of ``[..., n]`` scores, all lists of one call, with its gradient.
+
+    ``arguments`` are those of :func:`list_losses` after ``lam``.
     """
     if is_plain_call(scores):
-        return _NamedLoss.apply(scores, reduction, *arguments)  # type: ignore[no-any-return,no-untyped-call]
-    losses, changes, items, lists = list_losses(scores.detach(), *arguments)
-    return reduce_lists(scores, losses, changes, items, lists, arguments[4], reduction)  # type: ignore[no-any-return]
+        return _NamedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
+            scores, reduction, relevance, mask, weights, form, lam, *arguments
+        )
+    rows = as_lists(scores)
+    exists = None if mask is None else as_lists(mask)
+    losses, changes, items, lists = list_losses(
+        rows.detach(), as_lists(relevance), exists, weights, form, lam, *arguments
+    )
+    loss: Tensor = reduce_lists(rows, losses, changes, items, lists, lam, reduction)
+    return loss.reshape(scores.shape[:-1] if reduction == "none" else ())
 
 
 # ------------------------------------------------------------------------------------ a question

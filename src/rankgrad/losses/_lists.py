@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -44,35 +43,21 @@ def loss_of_lists(
     if lists is not None and (_check.tensor("lists", lists).numel() != 1 or lists.is_floating_point()):
         raise _check.fail("lists", "one integer: how many lists count everywhere", lists)
 
-    shape = (1, math.prod(scores.shape[:-1]), scores.shape[-1])
-    rows, relevant = scores.reshape(shape), relevance.reshape(shape)
-    exists = None if mask is None else mask.reshape(shape)
     with_changes = ops.gradient_wanted(scores)
     everywhere = None if lists is None else lists.reshape(1)
     if isinstance(form, str | Tensor):
         name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
         if weights is not None:
             _check.same_device("weight", weights, "scores", scores)
-        loss = ops.named_loss(
-            rows,
-            reduction,
-            relevant,
-            exists,
-            weights,
-            name,
-            lam,
-            margin,
-            with_changes,
-            check_finite,
-            max_relevant,
-            everywhere,
-        )
-    else:
-        losses, changes, items, counting = _with_callable(
-            rows.detach(), relevant, exists, form, lam, margin, with_changes, check_finite, everywhere
-        )
-        loss = ops.reduce_lists(rows, losses, changes, items, counting, lam, reduction)
-    return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
+        options = (lam, margin, with_changes, check_finite, max_relevant, everywhere)
+        return ops.named_loss(scores, reduction, relevance, mask, weights, name, *options)
+    rows, relevant = ops.as_lists(scores), ops.as_lists(relevance)
+    exists = None if mask is None else ops.as_lists(mask)
+    losses, changes, items, counting = _with_callable(
+        rows.detach(), relevant, exists, form, lam, margin, with_changes, check_finite, everywhere
+    )
+    loss: Tensor = ops.reduce_lists(rows, losses, changes, items, counting, lam, reduction)
+    return loss.reshape(scores.shape[:-1] if reduction == "none" else ())
 
 
 def _with_callable(
