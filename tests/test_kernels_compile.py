@@ -42,7 +42,9 @@ class _Done:
         self.name, self.arguments = kernel.__name__, arguments
 
     def run(self, *launch):
-        assert len(launch) - 9 == self.arguments, f"{self.name}: a later launch with other arguments than the first"
+        assert len(launch) - 9 == self.arguments, (
+            f"{self.name}: a later launch with other arguments than the first"
+        )
 
 
 @pytest.fixture

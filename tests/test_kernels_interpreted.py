@@ -48,7 +48,9 @@ def test_short_lists(kind, share, monkeypatch):
     assert_equal_to_reference(cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3))
 
 
-@pytest.mark.parametrize(("kind", "share"), [("random", 0.4), ("ties", 0.15), ("equal", 0.4), ("infinities", 0.15)])
+@pytest.mark.parametrize(
+    ("kind", "share"), [("random", 0.4), ("ties", 0.15), ("equal", 0.4), ("infinities", 0.15)]
+)
 def test_sorting_by_merges(kind, share, monkeypatch):
     """With more relevant items than pairs are compared for: an odd and an even number of rounds."""
     from rankgrad.engine._kernels import long_lists
@@ -70,7 +72,9 @@ def test_dense_lists(kind, share, monkeypatch):
     number = KINDS.index(kind)
     data = make(kind, (2, 1, 303), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
     most = int(data[1].sum(-1).max()) or None
-    assert_equal_to_reference(dense, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3), max_relevant=most)
+    assert_equal_to_reference(
+        dense, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3), max_relevant=most
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])

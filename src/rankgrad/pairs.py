@@ -35,20 +35,21 @@ class _UnitLength(torch.autograd.Function):
     """torch's normalize in three launches forward and four backward, a third of what autograd makes of it."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min_(_SHORTEST)
-        unit = rows / length
+        unit: Tensor = rows / length
         ctx.save_for_backward(rows, unit, length)
         return unit
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         rows, unit, length = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody may differentiate once more
             length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(_SHORTEST)
             unit = rows / length
         along = (grad * unit).sum(-1, keepdim=True)
-        return torch.addcmul(grad, unit, along, value=-1) / length
+        across: Tensor = torch.addcmul(grad, unit, along, value=-1) / length
+        return across
 
 
 def unit_length(embeddings: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def unit_length(embeddings: Tensor) -> Tensor:
     with _without_autocast(embeddings.device.type):
         rows = embeddings.to(compute_dtype(embeddings.dtype))
         if is_plain_call(rows):
-            return _UnitLength.apply(rows)  # type: ignore[no-any-return,no-untyped-call]
+            return _UnitLength.apply(rows)  # type: ignore[no-any-return]
         return F.normalize(rows, dim=-1, eps=_SHORTEST)
 
 

@@ -94,6 +94,7 @@ class _List:
 
     def __init__(self, kernels: Any, row: tuple[Any, ...], out: Any, chunks: int) -> None:
         self.kernels, self.row, self.out, self.chunks = kernels, row, out, chunks
+        self._counts = out.dtype
         relevance, mask, masked = row[2:5]
         counts = np.empty((chunks, 2), np.int64)
         _each(chunks, lambda chunk: kernels.count_items(relevance, mask, masked, counts, chunk))
@@ -131,7 +132,7 @@ class _List:
 
     def _place(self, *, again: bool) -> tuple[Any, bool]:
         if self._others is not None:
-            above = np.empty(len(self.words), self.out.dtype)
+            above = self._spare.view(self._counts)[: len(self.words)]
             merge = self.kernels.merge
             _each(
                 self.chunks,
@@ -149,6 +150,11 @@ class _List:
             ),
         )
         return self.kernels.sum_counts(counts), any(nan)
+
+    def steps(self) -> Any:
+        """Room for a score step of each slot: what sorting needs lies idle between the sorts."""
+        p = len(self.words)
+        return np.empty(p, np.float32) if self._counts == np.int64 else self._spare.view(np.float32)[p : 2 * p]
 
     def move(self, steps: Any) -> None:
         """Step two: ``out`` turns from places into rank changes."""
@@ -223,7 +229,9 @@ def list_losses(
     calls, per_call, n = scores.shape
     rows = _Rows(scores, relevance, mask, margin)
     if lists is None:
-        lists = (relevance if mask is None else relevance & mask).any(-1).sum(-1)
+        found = torch.empty(calls, per_call, dtype=torch.bool)
+        kernels.lists_with_relevant(rows.relevance, rows.mask, rows.masked, found.view(-1).numpy())
+        lists = found.sum(-1)
     items = torch.full((calls, per_call), n) if mask is None else mask.sum(-1)
     changes = torch.empty(calls, per_call, n if with_changes else 0, dtype=count_dtype(n))
     losses = torch.empty(calls, per_call, dtype=torch.float64)
@@ -239,7 +247,7 @@ def list_losses(
     for at in range(len(rows)):
         one = _List(kernels, rows.row(at), out[at], rows.threads)
         p = len(one.words)
-        steps = np.empty(p, np.float32)
+        steps = one.steps()
         per_list = lam * one.items / max(int(counting[at]), 1) / max(p, 1)
         into[at] = np.nan if one.nan else kernels.terms(*arguments, one.above, per_list, steps)
         if with_changes:

@@ -5,13 +5,14 @@ the device knows.
 """
 
 import functools
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankgrad.engine import dense, long, reference, short
-from rankgrad.engine.launching import Launcher, Plan, kind, programs
+from rankgrad.engine.launching import Launcher, Plan, kind, on_its_device, programs
 from rankgrad.engine.triton_arguments import bits
 
 LONGEST_SHORT_LIST = 65_536
@@ -25,6 +26,7 @@ def supports(scores: Tensor) -> bool:
     return scores.dtype != torch.float64 and scores.numel() > 0 and scores.shape[-1] < 2**32
 
 
+@on_its_device
 def relevant_ranks(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -33,6 +35,7 @@ def relevant_ranks(
     return engine.relevant_ranks(scores, relevance, mask, margin)
 
 
+@on_its_device
 def rank_changes(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
 ) -> Tensor:
@@ -42,6 +45,7 @@ def rank_changes(
     return long.rank_changes(scores, relevance, mask, margin, steps)
 
 
+@on_its_device
 def list_losses(
     scores: Tensor,
     relevance: Tensor,
@@ -56,13 +60,12 @@ def list_losses(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
     calls, per_call, n = scores.shape
+    engine: ModuleType = long
     if max_relevant is not None and max_relevant * DENSE > n and 1024 < n < 2**31:
         engine = dense
     elif n <= LONGEST_SHORT_LIST and calls * per_call >= FEWEST_SHORT_LISTS:
         engine = short
-    else:
-        engine = long
-    return engine.list_losses(
+    return engine.list_losses(  # type: ignore[no-any-return]
         scores, relevance, mask, weights, form, lam, margin, with_changes, max_relevant, lists
     )
 
@@ -72,6 +75,7 @@ def _plan(*key: Any) -> Plan:
     return Plan()
 
 
+@on_its_device
 def reduce(losses: Tensor, lists: Tensor, mean: bool, dtype: torch.dtype) -> Tensor:
     """Sum or mean of each call's list losses, ``[calls, lists] -> [calls]``, in one launch."""
     losses = losses.contiguous()
@@ -82,6 +86,7 @@ def reduce(losses: Tensor, lists: Tensor, mean: bool, dtype: torch.dtype) -> Ten
     return out
 
 
+@on_its_device
 def scale(
     changes: Tensor,
     upstream: Tensor,

@@ -1,4 +1,4 @@
-"""For lists with many relevant items, on the GPU: whole sorts by torch, and the kernels of ``_kernels.dense_lists``."""
+"""Lists with many relevant items on the GPU: sorts by torch, and the kernels of ``_kernels.dense_lists``."""
 
 import functools
 from types import ModuleType
@@ -80,8 +80,8 @@ def list_losses(
     old = new(rows, slots if with_changes else 1, dtype=torch.int64)
     partial = new(calls, per_call, blocks, dtype=torch.float64)
     launch(
-        kernels.move, grid, best_first, order, in_order, totals, by_index, totals_by_index, counts, items, counting,
-        nan, partial if tables is None else tables, old, places, partial, n, slots, words, apart,
+        kernels.move, grid, best_first, order, in_order, totals, by_index, totals_by_index, counts, items,
+        counting, nan, partial if tables is None else tables, old, places, partial, n, slots, words, apart,
         0 if tables is None else tables.shape[1], bits(lam), per_call, FORM=FORMS.index(form), WRITE=with_changes,
         **masking,
     )  # fmt: skip

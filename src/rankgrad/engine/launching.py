@@ -8,12 +8,13 @@ for it. A call then makes one allocation and hands out addresses.
 
 import functools
 import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _LINE = 256  # bytes; parts start at multiples of it
 
 
@@ -23,6 +24,19 @@ def programs(device: torch.device) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on_its_device(fn: _F) -> _F:
+    """Run a function on the device of its first argument: kernels are launched on the current one."""
+
+    @functools.wraps(fn)
+    def run(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+            with torch.cuda.device(tensor.device):
+                return fn(tensor, *args, **options)
+        return fn(tensor, *args, **options)
+
+    return run  # type: ignore[return-value]
 
 
 class Part(NamedTuple):
@@ -72,13 +86,13 @@ class Launcher:
             if compiled is not None:
                 self.plan.compiled[key] = compiled
             return
+        addresses = [
+            self._address + arg.offset if type(arg) is Part else arg.data_ptr() if isinstance(arg, Tensor) else arg
+            for arg in args
+        ]
         compiled.run(
             grid[0], grid[1], 1, self._stream, compiled.function, compiled.packed_metadata, None, None, None,
-            *[
-                arg.data_ptr() if isinstance(arg, Tensor) else self._address + arg.offset if type(arg) is Part else arg
-                for arg in args
-            ],
-            *constants.values(),
+            *addresses, *constants.values(),
         )  # fmt: skip
 
 

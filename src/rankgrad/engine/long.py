@@ -181,9 +181,7 @@ def relevant_ranks(
     return above, position, run.state[:, 0].reshape(run.calls, run.per_call), run.poison()
 
 
-def rank_changes(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, steps: Tensor
-) -> Tensor:
+def rank_changes(scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, steps: Tensor) -> Tensor:
     """Step two; see :func:`rankgrad.engine.reference.rank_changes`."""
     steps = steps.contiguous()
     run = Long(scores, relevance, mask, margin, None, steps)
@@ -212,9 +210,7 @@ def list_losses(
     calls, per_call, n = scores.shape
     tables = None if weights is None else torch.stack(weight_tables(weights))
     run = Long(scores, relevance, mask, margin, max_relevant, tables, lists)
-    changes = torch.empty(
-        (calls, per_call, n if with_changes else 0), dtype=count_dtype(n), device=scores.device
-    )
+    changes = torch.empty((calls, per_call, n if with_changes else 0), dtype=count_dtype(n), device=scores.device)
     written = changes if with_changes else None
     run.gather()
     run.lists = run.lists if lists is None else lists

@@ -302,7 +302,7 @@ class _NamedLoss(torch.autograd.Function):
     """:func:`list_losses` and :func:`reduce_lists` as one step of autograd, past torch's dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, reduction: str, *arguments: Any) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, scores: Tensor, reduction: str, *arguments: Any) -> Tensor:
         relevance, mask, weights, form, lam, *rest = arguments
         rows, relevance = as_lists(scores), as_lists(relevance)
         mask = None if mask is None else as_lists(mask)
@@ -313,8 +313,8 @@ class _NamedLoss(torch.autograd.Function):
         return out.reshape(scores.shape[:-1] if reduction == "none" else ())
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         grad = _reduce_backward(ctx, upstream.reshape(ctx.upstream_shape))[0]
         grad = None if grad is None else grad.reshape(ctx.scores_shape)
         return grad, *[None] * (len(ctx.needs_input_grad) - 1)
@@ -334,7 +334,7 @@ def named_loss(
     ``arguments`` are those of :func:`list_losses` after ``lam``.
     """
     if is_plain_call(scores):
-        return _NamedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
+        return _NamedLoss.apply(  # type: ignore[no-any-return]
             scores, reduction, relevance, mask, weights, form, lam, *arguments
         )
     rows = as_lists(scores)

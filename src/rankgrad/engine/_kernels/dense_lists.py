@@ -125,7 +125,9 @@ def flag(order, source, bits, ones, n, words, apart, MASKED: tl.constexpr, BLOCK
 
 
 @triton.jit
-def count_lists(totals, counts, items, lists, n, words, apart, per_call, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+def count_lists(
+    totals, counts, items, lists, n, words, apart, per_call, MASKED: tl.constexpr, BLOCK: tl.constexpr
+):
     """Relevant and existing items of each list, and how many lists of each call have something relevant."""
     call = tl.program_id(0).to(tl.int64)
     counting = tl.full([], 0, tl.int64)
@@ -157,6 +159,11 @@ def _most(a, b):
 
 
 @triton.jit
+def _same(values, at, inside, level):
+    return inside & (tl.load(values + at, mask=inside, other=0.0) == level)
+
+
+@triton.jit
 def _run_ends(values, at, inside, value, n):
     """The last place of the run of equal scores that each place is in."""
     last = (at + 1 >= n) | (tl.load(values + at + 1, mask=inside & (at + 1 < n), other=0.0) != value)
@@ -165,13 +172,12 @@ def _run_ends(values, at, inside, value, n):
         low = tl.max(at)
         level = tl.load(values + low)
         step = 1
-        while (low + step < n) & (tl.load(values + tl.minimum(low + step, n - 1)) == level):
+        while _same(values, low + step, step < n - low, level):
             low += step
             step = tl.minimum(step * 2, 1 << 29)
         while step > 0:
-            if low + step < n:
-                if tl.load(values + low + step) == level:
-                    low += step
+            if _same(values, low + step, step < n - low, level):
+                low += step
             step = step // 2
         end = tl.minimum(end, low)
     return end
@@ -186,13 +192,12 @@ def _run_starts(values, at, inside, value):
         high = tl.min(at)
         level = tl.load(values + high)
         step = 1
-        while (high - step >= 0) & (tl.load(values + tl.maximum(high - step, 0)) == level):
+        while _same(values, high - step, step <= high, level):
             high -= step
             step = tl.minimum(step * 2, 1 << 29)
         while step > 0:
-            if high - step >= 0:
-                if tl.load(values + high - step) == level:
-                    high -= step
+            if _same(values, high - step, step <= high, level):
+                high -= step
             step = step // 2
         start = tl.maximum(start, high)
     return start
@@ -234,7 +239,9 @@ def move(
         word = (moved.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (above + own).to(tl.int64)
         tl.store(old + row * slots + number, word, mask=relevant & (number < slots))
         start = _run_starts(values, at, inside, value)
-        tl.store(places + row * n + at, _up_to(bits, totals, start - 1, inside & ~relevant), mask=inside & ~relevant)
+        tl.store(
+            places + row * n + at, _up_to(bits, totals, start - 1, inside & ~relevant), mask=inside & ~relevant
+        )
 
 
 @triton.jit
