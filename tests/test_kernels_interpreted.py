@@ -3,6 +3,7 @@
 Run in a process of its own: TRITON_INTERPRET=1 python -m pytest tests/test_kernels_interpreted.py
 """
 
+import itertools
 import os
 
 import pytest
@@ -24,13 +25,15 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Few chunks: the interpreter runs programs one after another."""
+    """Few chunks and programs: the interpreter runs programs one after another."""
     monkeypatch.setattr(long, "_CHUNKS", 4)
+    monkeypatch.setattr(long, "_STREAMS", 2)
     long._plan.cache_clear()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.7])
+@pytest.mark.parametrize(
+    ("kind", "share"), [*itertools.product(KINDS, [0.05, 0.7]), ("random", 0.0), ("ties", 0.0)]
+)
 def test_long_lists(kind, share, monkeypatch):
     monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
     number = KINDS.index(kind)
@@ -38,8 +41,9 @@ def test_long_lists(kind, share, monkeypatch):
     assert_equal_to_reference(cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [0.0, 0.03, 0.4])
+@pytest.mark.parametrize(
+    ("kind", "share"), [*itertools.product(KINDS, [0.03, 0.4]), ("random", 0.0), ("ties", 0.0)]
+)
 def test_short_lists(kind, share, monkeypatch):
     """3 relevant items are one group; 40 are several."""
     monkeypatch.setattr(cuda, "FEWEST_SHORT_LISTS", 1)
@@ -70,7 +74,7 @@ def test_dense_lists(kind, share, monkeypatch):
     """In blocks so short that runs of equal scores cross several of them."""
     monkeypatch.setattr(dense, "_BLOCK", 32)
     number = KINDS.index(kind)
-    data = make(kind, (2, 1, 303), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
+    data = make(kind, (2, 1, 171), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
     most = int(data[1].sum(-1).max()) or None
     assert_equal_to_reference(
         dense, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3), max_relevant=most

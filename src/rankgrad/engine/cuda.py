@@ -31,8 +31,9 @@ def relevant_ranks(
     scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Step one; see :func:`rankgrad.engine.reference.relevant_ranks`."""
-    engine = reference if scores.shape[0] * scores.shape[1] > _MOST_ROWS else long
-    return engine.relevant_ranks(scores, relevance, mask, margin)
+    if scores.shape[0] * scores.shape[1] > _MOST_ROWS:
+        return reference.relevant_ranks(scores, relevance, mask, margin)
+    return long.relevant_ranks(scores, relevance, mask, margin)
 
 
 @on_its_device
