@@ -13,7 +13,7 @@ from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
 
 _CHUNKS = 256
-_MOST_PAIRS = 4096  # as in the kernel
+_MOST_PAIRS, _WAYS = 4096, 4  # as in the kernels
 _SORT_BLOCK = 1024
 _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream
@@ -40,7 +40,7 @@ class _Plan(Plan):
         self.processors = programs(device)
         self.streams = max(1, _STREAMS * self.processors // rows)
         self.rounds = 0  # of merges: enough for as many relevant items as there are slots
-        while slots > _MOST_PAIRS and _SORT_BLOCK << self.rounds < slots:
+        while slots > _MOST_PAIRS and _SORT_BLOCK * _WAYS**self.rounds < slots:
             self.rounds += 1
         self.room = max(1, _ROOM // rows)
         self.words, self.loose = (self.part(torch.int64, rows * slots) for _ in range(2))
@@ -106,9 +106,9 @@ class Long:
         self.launch(self.kernels.rank_by_pairs, (blocks, plan.rows), *words, BLOCK=16, TILE=256)
         if plan.rounds:
             grid = (min(-(-plan.slots // _SORT_BLOCK), plan.streams), plan.rows)
-            self.launch(self.kernels.sort_blocks, grid, *words, BLOCK=_SORT_BLOCK)
+            self.launch(self.kernels.sort_blocks, grid, *words, BLOCK=_SORT_BLOCK, warps=8)
         for number in range(plan.rounds):
-            self.launch(self.kernels.merge_runs, grid, *words, number, BLOCK=_SORT_BLOCK)
+            self.launch(self.kernels.merge_runs, grid, *words, number, BLOCK=_SORT_BLOCK, warps=8)
 
     def place(self, changes: Tensor | None, *, again: bool) -> None:
         """Sort the loose words and stream the list against them; ``changes`` gets the places, or theirs."""

@@ -5,7 +5,7 @@ host is sized or chosen by it. One list's pipeline (axis 1 of every grid is the 
 
     gather        relevant items -> words, in any order (sorting makes the order unique)
     rank_by_pairs; sort_blocks, merge_runs
-                  words -> sorted words: all pairs for small p; blocks, then merges of two for larger p
+                  words -> sorted words: all pairs for small p; blocks, then merges of four for larger p
     make_table    sorted words -> cells of uniform width with the number of better relevant scores
     stream        every irrelevant item -> its place k, the number of relevant scores strictly above it;
                   counts of items at each place
@@ -35,6 +35,7 @@ from rankgrad.engine._kernels.words import (
 )
 
 PAIRS = tl.constexpr(4096)  # up to this many relevant items, comparing all pairs is the quicker sort
+WAYS = tl.constexpr(4)  # runs that are merged at once
 FEW = tl.constexpr(256)  # counts of fewer places fit tl.histogram, with one for items that do not count
 STATE = tl.constexpr(3)  # per list, int64: relevant items, existing items, NaN seen
 
@@ -105,7 +106,7 @@ def _merges(p, BLOCK: tl.constexpr):
     rounds = 0
     run = tl.full([], BLOCK, tl.int64)
     while run < p:
-        run *= 2
+        run *= WAYS
         rounds += 1
     return rounds
 
@@ -127,12 +128,12 @@ def sort_blocks(loose, words, state, slots, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _smaller(words, word, low, high, steps):
-    """How many of sorted words are smaller than each ``word``, known to be ``low`` to ``high``."""
+def _smaller(runs, word, low, high, steps):
+    """How many words of each sorted run are smaller than each ``word``, known to be ``low`` to ``high``."""
     while steps > 0:
         middle = (low + high) // 2
         open_ = low < high
-        smaller = open_ & (tl.load(words + middle, mask=open_, other=0) < word)
+        smaller = open_ & (tl.load(runs + middle, mask=open_, other=0) < word)
         low = tl.where(smaller, middle + 1, low)
         high = tl.where(open_ & ~smaller, middle, high)
         steps = steps // 2
@@ -141,11 +142,11 @@ def _smaller(words, word, low, high, steps):
 
 @triton.jit(do_not_specialize=["number"])
 def merge_runs(loose, words, state, slots, number, BLOCK: tl.constexpr):
-    """Merge runs two by two; ``number`` is the round, and the first has runs of one block.
+    """Merge runs, WAYS by WAYS; ``number`` is the round, and the first has runs of one block.
 
-    A word goes to where it stands in its own run plus how many words of the other run are smaller. Those
-    between its block's first and last word are few, so a block searches for its ends, then each word between
-    them. No round waits for skewed data: a search is at most log2 of a run.
+    A word goes behind all smaller words of the runs that are merged. Between a block's first and last word
+    there are few in each run, so a block searches for its ends, then each word between them. Skewed data cost
+    nothing: a search is at most log2 of a run.
     """
     row = tl.program_id(1).to(tl.int64)
     p = tl.minimum(tl.load(state + row * STATE), slots)
@@ -156,21 +157,25 @@ def merge_runs(loose, words, state, slots, number, BLOCK: tl.constexpr):
         if (rounds - number) % 2 == 1:
             source = loose + row * slots
             target = words + row * slots
-        run = tl.full([], BLOCK, tl.int64) << number
+        run = tl.full([], BLOCK, tl.int64)
+        for _ in range(number):
+            run *= WAYS
         for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
             first = block * tl.full([], BLOCK, tl.int64)
-            own = first // run * run
-            other = own ^ run
-            length = tl.maximum(tl.minimum(p - other, run), 0)
-            ends = tl.where(tl.arange(0, 2) == 0, first, tl.minimum(first + BLOCK, p) - 1)
-            zero = tl.zeros([2], tl.int64)
-            found = _smaller(source + other, tl.load(source + ends), zero, zero + length, length)
-            low, high = tl.min(found), tl.max(found)
+            start = first // (run * WAYS) * (run * WAYS)
+            starts = start + tl.arange(0, WAYS) * run
+            lengths = tl.maximum(tl.minimum(p - starts, run), 0).to(tl.int32)
+            runs = (source + starts)[:, None]
+            ends = tl.load(source + tl.where(tl.arange(0, 2) == 0, first, tl.minimum(first + BLOCK, p) - 1))
+            none = tl.zeros([WAYS, 2], tl.int32)
+            found = _smaller(runs, ends[None, :], none, none + lengths[:, None], run)
+            low = tl.min(found, 1)
+            high = tl.max(found, 1)
             at = first + tl.arange(0, BLOCK)
             word = tl.load(source + at, mask=at < p, other=NO_WORD)
-            zero = tl.zeros([BLOCK], tl.int64)
-            before = _smaller(source + other, word, zero + low, zero + high, high - low)
-            tl.store(target + tl.minimum(own, other) + at - own + before, word, mask=at < p)
+            none = tl.zeros([WAYS, BLOCK], tl.int32)
+            before = _smaller(runs, word[None, :], none + low[:, None], none + high[:, None], tl.max(high - low))
+            tl.store(target + start + tl.sum(before.to(tl.int64), 0), word, mask=at < p)
 
 
 @triton.jit

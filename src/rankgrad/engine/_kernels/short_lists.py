@@ -216,17 +216,20 @@ def rank_lists(
     ``ranks`` has a row for each program.
     """
     ranks += tl.program_id(0).to(tl.int64) * n
+    call = tl.full([], -1, tl.int64)
+    counting = tl.full([], 1, tl.int64)  # lists of the call that count
     for number in range(tl.program_id(0), rows, tl.num_programs(0)):
         row = tl.full([], 0, tl.int64) + number
         at = row * n
         p = tl.load(counts + row)
-        if GIVEN:
-            counting = tl.load(lists + row // per_call)
-        else:
-            counting = _counting_lists(counts, row // per_call, per_call)
-            if row % per_call == 0:
-                tl.store(lists + row // per_call, counting)
-        counting = tl.maximum(counting, 1)
+        if row // per_call != call:
+            call = row // per_call
+            if GIVEN:
+                counting = tl.load(lists + call).to(tl.int64)
+            else:
+                counting = _counting_lists(counts, call, per_call)
+                tl.store(lists + call, counting)
+            counting = tl.maximum(counting, 1)
         lam_list = as_float64(lam_bits) * tl.load(items + row).to(tl.float64) / counting.to(tl.float64)
         per_list = lam_list / tl.maximum(p, 1).to(tl.float64)
         if p <= FEW:
