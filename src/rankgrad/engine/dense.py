@@ -83,7 +83,7 @@ def list_losses(
         kernels.move, grid, best_first, order, in_order, totals, by_index, totals_by_index, counts, items,
         counting, nan, partial if tables is None else tables, old, places, partial, n, slots, words, apart,
         0 if tables is None else tables.shape[1], bits(lam), per_call, FORM=FORMS.index(form), WRITE=with_changes,
-        **masking,
+        **masking, warps=8,
     )  # fmt: skip
     losses = partial.sum(-1)
     if not with_changes:

@@ -108,7 +108,7 @@ class Long:
             grid = (min(-(-plan.slots // _SORT_BLOCK), plan.streams), plan.rows)
             self.launch(self.kernels.sort_blocks, grid, *words, BLOCK=_SORT_BLOCK, warps=8)
         for number in range(plan.rounds):
-            self.launch(self.kernels.merge_runs, grid, *words, number, BLOCK=_SORT_BLOCK, warps=8)
+            self.launch(self.kernels.merge_runs, grid, *words, number, BLOCK=_SORT_BLOCK)
 
     def place(self, changes: Tensor | None, *, again: bool) -> None:
         """Sort the loose words and stream the list against them; ``changes`` gets the places, or theirs."""

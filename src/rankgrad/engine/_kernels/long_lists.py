@@ -173,9 +173,13 @@ def merge_runs(loose, words, state, slots, number, BLOCK: tl.constexpr):
             high = tl.max(found, 1)
             at = first + tl.arange(0, BLOCK)
             word = tl.load(source + at, mask=at < p, other=NO_WORD)
-            none = tl.zeros([WAYS, BLOCK], tl.int32)
-            before = _smaller(runs, word[None, :], none + low[:, None], none + high[:, None], tl.max(high - low))
-            tl.store(target + start + tl.sum(before.to(tl.int64), 0), word, mask=at < p)
+            place = tl.zeros([BLOCK], tl.int64) + start
+            for way in tl.static_range(WAYS):  # one after another: all at once would not fit the registers
+                least = tl.sum(tl.where(tl.arange(0, WAYS) == way, low, 0))
+                most = tl.sum(tl.where(tl.arange(0, WAYS) == way, high, 0))
+                none = tl.zeros([BLOCK], tl.int32)
+                place += _smaller(source + start + way * run, word, none + least, none + most, most - least)
+            tl.store(target + place, word, mask=at < p)
 
 
 @triton.jit
