@@ -142,7 +142,7 @@ class _List:
         n = len(self.row[2])
         levels, table, best, scale = self.kernels.prepare(self.words, self._spare, n, self.out)
         best, scale = np.float32(best), np.float32(scale)  # Numba hands out Python's doubles
-        counts = np.zeros((self.chunks, 2, len(self.words) + 2), table.dtype)
+        counts = self.kernels.no_counts(self.chunks, len(self.words), table)
         nan = _each(
             self.chunks,
             lambda chunk: self.kernels.stream(

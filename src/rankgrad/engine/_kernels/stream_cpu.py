@@ -27,7 +27,9 @@ INSERTION_SORT = 24  # shorter than this, a plain insertion sort beats counting 
 BLOCK = 1024  # items placed at a time
 GLANCE = 32  # items in which a relevant one is looked for at once
 CELLS = 64  # per relevant score: where a cell is empty, which is nearly everywhere, there is nothing to compare
-MOST_CELLS = 1 << 20  # a larger table would fall out of the cache
+FEWER_CELLS = 32  # per relevant score, where the table is larger than the nearest caches anyway
+MANY_CELLS, MOST_CELLS = 1 << 20, 1 << 22
+TWO_HISTOGRAMS = 1 << 12  # places; with more of them equal neighbours are rare, and memory counts
 LINEAR_SEARCH = 8  # more relevant scores than this in one cell: search it by halves
 
 
@@ -289,15 +291,15 @@ def stream(scores, decode, relevance, mask, masked, half, levels, table, best, s
     """Place the irrelevant items of a chunk: count them at their place and, if ``out`` is given, write it there.
 
     The second time (``again``) ``out`` holds the first places and gets the difference. Returns whether a NaN was
-    seen. ``counts`` is ``[chunks, 2, p + 2]``, zeroed: two histograms in turn, so that equal neighbours do not
-    wait for each other, with a last bin for items that do not count.
+    seen. ``counts`` is from :func:`no_counts`: two histograms in turn, so that equal neighbours do not wait for
+    each other (or one, if there are many places), with a last bin for items that do not count.
 
     In blocks and in stages, because the compiler makes vectors of the plain loops, and the one branch that
     is hard to predict (is there anything to compare in this cell?) stands alone.
     """
     nowhere = table.dtype.type(counts.shape[2] - 1)
     last_cell = np.float32(len(table) - 2)
-    even, odd = counts[chunk, 0], counts[chunk, 1]
+    even, odd = counts[chunk, 0], counts[chunk, counts.shape[1] - 1]
     first, end = bounds(len(relevance), chunk, len(counts))
     values, places = np.empty(BLOCK, np.float32), np.empty(BLOCK, table.dtype)
     bad = False
@@ -349,9 +351,16 @@ def prepare(words, spare, n, out):
     levels = spare.view(np.float32)[:p]
     for m in range(p):
         levels[m] = score_of(words[m])
-    table = np.empty(max(16, min(CELLS * p, max(4 * p, n), MOST_CELLS)) + 1, out.dtype)
+    cells = max(min(CELLS * p, MANY_CELLS), min(FEWER_CELLS * p, MOST_CELLS))
+    table = np.empty(max(16, min(cells, max(4 * p, n))) + 1, out.dtype)
     best, scale = make_table(levels, table)
     return levels, table, best, scale
+
+
+@_compiled
+def no_counts(chunks, p, table):
+    """Zeroed histograms over p + 1 places and one for what does not count, ``[chunks, 1 or 2, p + 2]``."""
+    return np.zeros((chunks, 2 if p < TWO_HISTOGRAMS else 1, p + 2), table.dtype)
 
 
 @_compiled
@@ -360,7 +369,8 @@ def sum_counts(counts):
     total = 0
     for k in range(counts.shape[2] - 1):
         for chunk in range(len(counts)):
-            total += counts[chunk, 0, k] + counts[chunk, 1, k]
+            for histogram in range(counts.shape[1]):
+                total += counts[chunk, histogram, k]
         counts[0, 0, k] = total
     return counts[0, 0]
 
@@ -467,7 +477,7 @@ def terms(form, weights, above, per_list, steps):
 @_compiled
 def _place_all(scores, decode, relevance, mask, masked, half, words, spare, out, again):
     levels, table, best, scale = prepare(words, spare, len(relevance), out)
-    counts = np.zeros((1, 2, len(words) + 2), table.dtype)
+    counts = no_counts(1, len(words), table)
     nan = stream(scores, decode, relevance, mask, masked, half, levels, table, best, scale, out, again, counts, 0)
     return sum_counts(counts), nan
 
