@@ -32,7 +32,8 @@ def _small(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "share"), [*itertools.product(KINDS, [0.05, 0.7]), ("random", 0.0), ("ties", 0.0)]
+    ("kind", "share"),
+    [*itertools.product(KINDS, [0.05]), *itertools.product(KINDS[1::2], [0.7]), ("random", 0.0), ("ties", 0.0)],
 )
 def test_long_lists(kind, share, monkeypatch):
     monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
@@ -60,9 +61,31 @@ def test_sorting_by_merges(kind, share, monkeypatch):
     monkeypatch.setattr(long_lists, "PAIRS", 8)
     monkeypatch.setattr(long, "_MOST_PAIRS", 8)
     monkeypatch.setattr(long, "_SORT_BLOCK", 16)
+    monkeypatch.setattr(long, "_MERGE_PIECE", 8)
     monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
     data = make(kind, (1, 2, 151), share)
     assert_equal_to_reference(cuda, *data, "log_ap", lam=40.0, margin=0.0)
+
+
+def test_a_device_with_room_for_fewer_programs_gets_fewer(monkeypatch):
+    """The sort's programs wait for each other: a launch that does not fit is tried with fewer."""
+    tried = []
+
+    def launch(kernel, grid, *args, **options):
+        tried.append(grid[0])
+        assert options["together"]
+        if grid[0] > 132:
+            raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
+
+    run = long.Long(*make("random", (1, 1, 40), 0.1), 0.0, None)
+    monkeypatch.setattr(run.plan, "processors", 132)
+    run.launch = launch
+    try:
+        run._merge((), again=False)
+        run._merge((), again=True)
+        assert tried == [264, 132, 132]
+    finally:
+        long._sorters.clear()
 
 
 @pytest.mark.parametrize(

@@ -76,13 +76,25 @@ class Launcher:
         end = part.offset + part.length * part.dtype.itemsize
         return self._room[part.offset : end].view(part.dtype)
 
-    def __call__(self, kernel: Any, grid: tuple[int, int], *args: Any, warps: int = 4, **constants: Any) -> None:
-        """``kernel[grid](*args, **constants)``; the constants in the order of the kernel's signature."""
+    def __call__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        *args: Any,
+        warps: int = 4,
+        together: bool = False,
+        **constants: Any,
+    ) -> None:
+        """``kernel[grid](*args, **constants)``; the constants in the order of the kernel's signature.
+
+        ``together``: all programs must run at once, or the launch fails.
+        """
         key = (id(kernel), warps, *constants.values())
         compiled = self.plan.compiled.get(key)
         if compiled is None:
             args = tuple(self.view(arg) if type(arg) is Part else arg for arg in args)
-            compiled = first_launch(kernel, grid, args, constants, warps)
+            options = {"num_warps": warps, "launch_cooperative_grid": True} if together else {"num_warps": warps}
+            compiled = first_launch(kernel, grid, args, constants, options)
             if compiled is not None:
                 self.plan.compiled[key] = compiled
             return
@@ -96,11 +108,11 @@ class Launcher:
         )  # fmt: skip
 
 
-def first_launch(kernel: Any, grid: tuple[int, int], args: Sequence[Any], constants: Any, warps: int) -> Any:
+def first_launch(kernel: Any, grid: tuple[int, int], args: Sequence[Any], constants: Any, options: Any) -> Any:
     """By Triton, which compiles and returns the compiled kernel (None where it interprets)."""
     names = kernel.arg_names[len(args) :]
     assert names == [*constants], f"{kernel.__name__}: {names} were expected, not {[*constants]}"
-    return kernel[grid](*args, **constants, num_warps=warps)
+    return kernel[grid](*args, **constants, **options)
 
 
 def kind(tensor: Tensor | None) -> tuple[Any, ...] | None:

@@ -13,8 +13,10 @@ from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
 
 _CHUNKS = 256
-_MOST_PAIRS, _WAYS = 4096, 4  # as in the kernels
-_SORT_BLOCK = 1024
+_MOST_PAIRS = 4096  # as in the kernel
+_SORT_BLOCK, _MERGE_PIECE = 1024, 512
+_SORTERS = 2  # programs a processor that wait for each other: all must run at once (an H200 has room for 2)
+_sorters: dict[torch.device, int] = {}  # devices that had room for fewer
 _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream
 _ROOM = 1 << 20  # for private copies of the counts
@@ -39,9 +41,6 @@ class _Plan(Plan):
             self.cells *= 2
         self.processors = programs(device)
         self.streams = max(1, _STREAMS * self.processors // rows)
-        self.rounds = 0  # of merges: enough for as many relevant items as there are slots
-        while slots > _MOST_PAIRS and _SORT_BLOCK * _WAYS**self.rounds < slots:
-            self.rounds += 1
         self.room = max(1, _ROOM // rows)
         self.words, self.loose = (self.part(torch.int64, rows * slots) for _ in range(2))
         self.levels = self.part(torch.float32, rows * slots)
@@ -84,7 +83,7 @@ class Long:
         self.plan = _plan(device, rows, self.n, slots, self.per_call, *kinds)
         self.launch = Launcher(self.plan, device)
         self.kernels = _kernels()
-        self.state = torch.zeros(rows, 3, dtype=torch.int64, device=device)
+        self.state = torch.zeros(rows, 5, dtype=torch.int64, device=device)
         self.items = torch.empty(self.calls, self.per_call, dtype=torch.int64, device=device)
         self.lists = torch.empty(self.calls, dtype=torch.int64, device=device)
 
@@ -99,22 +98,35 @@ class Long:
             MASKED=self.masked, BLOCK=128,
         )  # fmt: skip
 
-    def _sort(self) -> None:
+    def _sort(self, again: bool) -> None:
         plan = self.plan
         words = plan.loose, plan.words, self.state, plan.slots
         blocks = min(-(-min(plan.slots, _MOST_PAIRS) // 16), 8 * plan.processors)
         self.launch(self.kernels.rank_by_pairs, (blocks, plan.rows), *words, BLOCK=16, TILE=256)
-        if plan.rounds:
-            grid = (min(-(-plan.slots // _SORT_BLOCK), plan.streams), plan.rows)
-            self.launch(self.kernels.sort_blocks, grid, *words, BLOCK=_SORT_BLOCK, warps=8)
-        for number in range(plan.rounds):
-            self.launch(self.kernels.merge_runs, grid, *words, number, BLOCK=_SORT_BLOCK)
+        if plan.slots > _MOST_PAIRS:
+            self._merge(words, again)
+
+    def _merge(self, words: tuple[Any, ...], again: bool) -> None:
+        """Sort many words by merging, with as many programs as the device runs at once."""
+        device, processors = self.state.device, self.plan.processors
+        at_once = 1 if processors == 1 else _sorters.get(device, _SORTERS) * processors
+        sorters = max(1, at_once // self.plan.rows)
+        try:
+            self.launch(
+                self.kernels.sort_by_merging, (sorters, self.plan.rows), *words, SECOND=int(again),
+                BLOCK=_SORT_BLOCK, PIECE=_MERGE_PIECE, warps=8, together=sorters > 1,
+            )  # fmt: skip
+        except RuntimeError as error:  # a device with room for fewer than the one this was measured on
+            if "cooperative" not in str(error) or _sorters.get(device) == 1:
+                raise
+            _sorters[device] = 1
+            self._merge(words, again)
 
     def place(self, changes: Tensor | None, *, again: bool) -> None:
         """Sort the loose words and stream the list against them; ``changes`` gets the places, or theirs."""
         plan = self.plan
         grid = (plan.streams, plan.rows)
-        self._sort()
+        self._sort(again)
         self.launch(
             self.kernels.make_table, grid, plan.words, plan.levels, plan.halves, plan.geometry, plan.counts,
             self.state, plan.slots, plan.cells, plan.room, BLOCK=512,
@@ -127,7 +139,7 @@ class Long:
         )  # fmt: skip
         self.launch(
             self.kernels.sum_counts, (_CHUNKS, plan.rows), plan.counts, plan.totals, plan.chunk_sums, self.state,
-            plan.slots, plan.room, plan.streams, AGAIN=again, TILE=64, BLOCK=16,
+            plan.slots, plan.room, plan.streams, AGAIN=again, TILE=64, BLOCK=16, WIDE=1024,
         )  # fmt: skip
 
     def terms(
@@ -147,7 +159,7 @@ class Long:
             self.state if changes is None else changes, plan.partial if steps is None else steps,
             plan.partial if above is None else above, plan.partial if position is None else position,
             plan.n, plan.slots, 0 if tables is None else tables.shape[1], bits(lam), self.per_call,
-            FORM=form, MOVE=changes is not None, MASKED=self.masked, CHUNKS=_CHUNKS, BLOCK=128,
+            FORM=form, MOVE=changes is not None, MASKED=self.masked, CHUNKS=_CHUNKS, BLOCK=1024, warps=8,
         )  # fmt: skip
 
     def losses(self) -> Tensor:
@@ -159,7 +171,7 @@ class Long:
         plan = self.plan
         self.launch(
             self.kernels.settle, (_CHUNKS, plan.rows), plan.words, plan.totals, plan.chunk_sums, self.state,
-            changes, plan.n, plan.slots, CHUNKS=_CHUNKS, BLOCK=128,
+            changes, plan.n, plan.slots, CHUNKS=_CHUNKS, BLOCK=1024, warps=8,
         )  # fmt: skip
 
     def poison(self) -> Tensor:
