@@ -3,6 +3,7 @@
 The engine runs on CPU tensors, with launches that compile and do nothing else.
 """
 
+import itertools
 import os
 
 import pytest
@@ -110,3 +111,11 @@ def test_short_lists(compiled):
     evaluate((1, 17, 33), "log_ap", dtype=torch.float16, masked=True, max_relevant=3)
     evaluate((1, 128, 512), "weights", with_changes=False)
     assert {"count_items", "rank_lists", "reduce_losses", "scale_changes"} <= set(compiled)
+
+
+def test_a_kernel_for_aligned_tensors_is_not_used_for_others():
+    room = torch.zeros(100)
+    aligned, odd = room[:50], room[1:51]
+    assert launching.kinds(aligned, None) == launching.kinds(aligned.clone(), None)
+    different = [launching.kinds(*pair) for pair in itertools.product((aligned, odd, odd.half(), None), repeat=2)]
+    assert len(set(different)) == len(different)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.engine import dense, long, reference, short
-from rankgrad.engine.launching import Launcher, Plan, kind, on_its_device, programs
+from rankgrad.engine.launching import Launcher, Plan, kinds, on_its_device, programs
 from rankgrad.engine.triton_arguments import bits
 
 LONGEST_SHORT_LIST = 65_536
@@ -82,7 +82,7 @@ def reduce(losses: Tensor, lists: Tensor, mean: bool, dtype: torch.dtype) -> Ten
     losses = losses.contiguous()
     calls, per_call = losses.shape
     out = torch.empty(calls, dtype=dtype, device=losses.device)
-    launch = Launcher(_plan(losses.device, per_call, dtype, kind(losses), kind(lists)), losses.device)
+    launch = Launcher(_plan(losses.device, per_call, dtype, *kinds(losses, lists)), losses.device)
     launch(short.kernels().reduce_losses, (calls, 1), losses, lists, out, per_call, MEAN=mean, BLOCK=1024)
     return out
 
@@ -103,8 +103,8 @@ def scale(
     rows, device = calls * per_call, changes.device
     upstream = upstream.contiguous()
     blocks = min(-(-n // 2048), max(1, 16 * programs(device) // rows))
-    kinds = map(kind, (changes, upstream, losses, items, lists, out))
-    launch = Launcher(_plan(device, calls, per_call, n, *kinds), device)
+    key = kinds(changes, upstream, losses, items, lists, out)
+    launch = Launcher(_plan(device, calls, per_call, n, *key), device)
     launch(
         short.kernels().scale_changes, (rows, blocks), changes, upstream, losses, items, lists, out, n, per_call,
         bits(lam), REDUCTION=("mean", "sum", "none").index(reduction), BLOCK=2048,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.engine.forms import FORMS, weight_tables
-from rankgrad.engine.launching import Launcher, Plan, kind
+from rankgrad.engine.launching import Launcher, Plan, kinds
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
 
 _BLOCK = 1024
@@ -48,8 +48,8 @@ def list_losses(
     scores, relevance = scores.contiguous(), as_bytes(relevance)
     exists = relevance if mask is None else as_bytes(mask)
     tables = None if weights is None else torch.stack(weight_tables(weights))
-    kinds = map(kind, (scores, relevance, exists if masked else None, tables, lists))
-    launch = Launcher(_plan(device, calls, per_call, n, slots, *kinds), device)
+    key = kinds(scores, relevance, exists if masked else None, tables, lists)
+    launch = Launcher(_plan(device, calls, per_call, n, slots, *key), device)
     kernels = _kernels()
     new = functools.partial(torch.empty, device=device)
     masking: dict[str, Any] = {"MASKED": masked, "BLOCK": _BLOCK}

@@ -31,7 +31,7 @@ def on_its_device(fn: _F) -> _F:
 
     @functools.wraps(fn)
     def run(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+        if tensor.is_cuda and tensor.device.index != torch._C._cuda_getDevice():
             with torch.cuda.device(tensor.device):
                 return fn(tensor, *args, **options)
         return fn(tensor, *args, **options)
@@ -98,10 +98,12 @@ class Launcher:
             if compiled is not None:
                 self.plan.compiled[key] = compiled
             return
-        addresses = [
-            self._address + arg.offset if type(arg) is Part else arg.data_ptr() if isinstance(arg, Tensor) else arg
-            for arg in args
-        ]
+        addresses = []
+        for arg in args:
+            form = type(arg)
+            addresses.append(
+                self._address + arg.offset if form is Part else arg.data_ptr() if form is Tensor else arg
+            )
         compiled.run(
             grid[0], grid[1], 1, self._stream, compiled.function, compiled.packed_metadata, None, None, None,
             *addresses, *constants.values(),
@@ -115,6 +117,16 @@ def first_launch(kernel: Any, grid: tuple[int, int], args: Sequence[Any], consta
     return kernel[grid](*args, **constants, **options)
 
 
-def kind(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    """What Triton compiles for of a tensor that comes from outside: its dtype, and whether it is aligned."""
-    return None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16 == 0)
+def kinds(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """What Triton compiles for of tensors that come from outside: their dtypes, and which are not aligned."""
+    dtypes: list[Any] = []
+    addresses = 0
+    for tensor in tensors:
+        if tensor is None:
+            dtypes.append(None)
+        else:
+            dtypes.append(tensor.dtype)
+            addresses |= tensor.data_ptr()
+    if addresses % 16:
+        dtypes.extend([tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors])
+    return tuple(dtypes)

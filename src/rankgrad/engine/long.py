@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.engine.forms import FORMS, weight_tables
-from rankgrad.engine.launching import Launcher, Plan, kind, programs
+from rankgrad.engine.launching import Launcher, Plan, kinds, programs
 from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
 
@@ -79,8 +79,8 @@ class Long:
         self.mask = self.relevance if mask is None else as_bytes(mask)
         self.half = half_of(margin)
         slots = min(self.n, max_relevant or self.n)
-        kinds = map(kind, (self.scores, self.relevance, None if mask is None else self.mask, *others))
-        self.plan = _plan(device, rows, self.n, slots, self.per_call, *kinds)
+        key = kinds(self.scores, self.relevance, None if mask is None else self.mask, *others)
+        self.plan = _plan(device, rows, self.n, slots, self.per_call, *key)
         self.launch = Launcher(self.plan, device)
         self.kernels = _kernels()
         self.state = torch.zeros(rows, 5, dtype=torch.int64, device=device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.engine.forms import FORMS, weight_tables
-from rankgrad.engine.launching import Launcher, Plan, kind, programs
+from rankgrad.engine.launching import Launcher, Plan, kinds, programs
 from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
 
@@ -62,8 +62,8 @@ def list_losses(
     scores, relevance = scores.contiguous(), as_bytes(relevance)
     exists = relevance if mask is None else as_bytes(mask)
     tables = None if weights is None else torch.stack(weight_tables(weights))
-    kinds = map(kind, (scores, relevance, exists if masked else None, lists, tables))
-    plan = _plan(device, rows, n, min(n, max_relevant or n), with_changes, per_call, *kinds)
+    key = kinds(scores, relevance, exists if masked else None, lists, tables)
+    plan = _plan(device, rows, n, min(n, max_relevant or n), with_changes, per_call, *key)
     launch = Launcher(plan, device)
     items = torch.empty((calls, per_call), dtype=torch.int64, device=device)
     losses = torch.empty((calls, per_call), dtype=torch.float64, device=device)
