@@ -62,6 +62,11 @@ def _decoding(dtype: torch.dtype) -> Any:
     return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype).float().numpy()
 
 
+def _in_large_pages(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Room in large pages, for which NumPy asks and torch does not: page faults were a fifth of a call."""
+    return torch.from_numpy(np.empty(shape, np.int32 if dtype == torch.int32 else np.int64))
+
+
 class _Rows:
     """The lists of all calls as rows of NumPy arrays, in the form the kernels take."""
 
@@ -237,7 +242,7 @@ def list_losses(
         kernels.lists_with_relevant(rows.relevance, rows.mask, rows.masked, found.view(-1).numpy())
         lists = found.sum(-1)
     items = torch.full((calls, per_call), n) if mask is None else mask.sum(-1)
-    changes = torch.empty(calls, per_call, n if with_changes else 0, dtype=count_dtype(n))
+    changes = _in_large_pages(calls, per_call, n if with_changes else 0, dtype=count_dtype(n))
     losses = torch.empty(calls, per_call, dtype=torch.float64)
     tables = np.zeros((2, 1)) if weights is None else torch.stack(weight_tables(weights)).numpy()
     out, into = changes.view(calls * per_call, -1).numpy(), losses.view(-1).numpy()
