@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rankgrad
-from rankgrad.engine import cpu, dispatch, stepwise, stream
+from rankgrad.engine import cpu, dispatch, ops, stepwise, stream
 
 from cases import DTYPES, FORMS, KINDS, SHARES, assert_equal_to_reference, assert_steps_equal_to_reference, make
 
@@ -135,3 +135,31 @@ def test_the_engine_leaves_torch_its_threads():
         "assert torch.get_num_threads() == 1"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_an_eager_call_gives_what_the_ops_give(reduction, monkeypatch):
+    """The short way past torch's dispatcher, against the ops that torch.compile sees."""
+    scores, relevance = torch.randn(2, 5, 60), torch.rand(2, 5, 60) < 0.2
+    mask = torch.rand(5, 60) < 0.9
+    upstream = torch.randn(2, 5) if reduction == "none" else torch.tensor(3.0)
+    results = []
+    for plain in (True, False):
+        monkeypatch.setattr(ops, "is_plain_call", lambda tensor, plain=plain: plain)
+        x = scores.clone().requires_grad_()
+        value = rankgrad.average_precision_loss(x, relevance, lam=5.0, mask=mask, reduction=reduction)
+        assert ("NamedLoss" in type(value.grad_fn).__name__) == plain
+        value.backward(upstream)
+        results.append((value.detach(), x.grad))
+    (value, grad), (expected, expected_grad) = results
+    assert torch.equal(value, expected)
+    assert torch.equal(grad, expected_grad)
+    assert grad.abs().sum() > 0
+
+
+def test_a_loss_cannot_be_differentiated_twice_and_says_so():
+    scores, relevance = torch.randn(60, requires_grad=True), torch.rand(60) < 0.3
+    loss = torch.ones((), requires_grad=True) * rankgrad.average_precision_loss(scores, relevance, lam=5.0)
+    (grad,) = torch.autograd.grad(loss, scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()

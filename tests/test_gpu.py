@@ -49,10 +49,23 @@ def test_dense_hint(kind, share):
     assert_equal_to_reference(dense, *data, "loglog", lam=10.0, margin=0.0)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5])
-def test_more_relevant_items_than_pairs_are_compared_for(share):
-    data = make("ties", (1, 2, 1_000_003), share, device="cuda")
+@pytest.mark.parametrize("share", [0.006, 0.02, 0.1, 0.5])
+@pytest.mark.parametrize("lists", [1, 2, 5])
+def test_more_relevant_items_than_pairs_are_compared_for(share, lists):
+    data = make("ties" if lists == 2 else "random", (1, lists, 1_000_003), share, device="cuda")
     assert_equal_to_reference(cuda, *data, "log", lam=100.0, margin=0.0)
+
+
+@pytest.mark.parametrize(("shape", "hint"), [((1, 70_000), None), ((32, 512), None), ((1, 30_000), 30_000)])
+def test_tensors_that_start_anywhere(shape, hint):
+    """Kernels are compiled for aligned tensors where they are, and kept: other tensors need other kernels."""
+    size = shape[0] * shape[1]
+    for offset in (0, 1, 0, 3, 16):
+        scores, relevance, _ = make("random", (size + 16,), 0.1, device="cuda")
+        part = slice(offset, offset + size)
+        for first, second in ((scores[part], relevance[:size]), (scores[:size], relevance[part])):
+            data = (first.reshape(1, *shape), second.reshape(1, *shape), None)
+            assert_equal_to_reference(cuda, *data, "ap", lam=10.0, margin=0.1, max_relevant=hint)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -3,12 +3,13 @@
 Run in a process of its own: TRITON_INTERPRET=1 python -m pytest tests/test_kernels_interpreted.py
 """
 
+import itertools
 import os
 
 import pytest
 import torch
 
-from rankgrad.engine import cuda
+from rankgrad.engine import cuda, dense, long
 
 from cases import DTYPES, FORMS, KINDS, assert_equal_to_reference, assert_steps_equal_to_reference, make
 
@@ -24,12 +25,16 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Few chunks: the interpreter runs programs one after another."""
-    monkeypatch.setattr(cuda, "_CHUNKS", 4)
+    """Few chunks and programs: the interpreter runs programs one after another."""
+    monkeypatch.setattr(long, "_CHUNKS", 4)
+    monkeypatch.setattr(long, "_STREAMS", 2)
+    long._plan.cache_clear()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.7])
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [*itertools.product(KINDS, [0.05]), *itertools.product(KINDS[1::2], [0.7]), ("random", 0.0), ("ties", 0.0)],
+)
 def test_long_lists(kind, share, monkeypatch):
     monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
     number = KINDS.index(kind)
@@ -37,8 +42,9 @@ def test_long_lists(kind, share, monkeypatch):
     assert_equal_to_reference(cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [0.0, 0.03, 0.4])
+@pytest.mark.parametrize(
+    ("kind", "share"), [*itertools.product(KINDS, [0.03, 0.4]), ("random", 0.0), ("ties", 0.0)]
+)
 def test_short_lists(kind, share, monkeypatch):
     """3 relevant items are one group; 40 are several."""
     monkeypatch.setattr(cuda, "FEWEST_SHORT_LISTS", 1)
@@ -47,49 +53,53 @@ def test_short_lists(kind, share, monkeypatch):
     assert_equal_to_reference(cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3))
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "equal", "infinities"])
-def test_the_merge_network(kind, monkeypatch):
-    """With more relevant items than pairs are compared for."""
+@pytest.mark.parametrize(("kind", "share"), [("random", 0.9), ("ties", 0.3)])
+def test_sorting_by_merges(kind, share, monkeypatch):
+    """With more relevant items than pairs are compared for: one round of merges, and two."""
     from rankgrad.engine._kernels import long_lists
 
     monkeypatch.setattr(long_lists, "PAIRS", 8)
-    monkeypatch.setattr(cuda, "_MOST_PAIRS", 8)
-    monkeypatch.setattr(cuda, "_SORT_BLOCK", 16)
+    monkeypatch.setattr(long, "_MOST_PAIRS", 8)
+    monkeypatch.setattr(long, "_SORT_BLOCK", 16)
+    monkeypatch.setattr(long, "_MERGE_PIECE", 8)
     monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
-    data = make(kind, (1, 2, 301), 0.4)
+    data = make(kind, (1, 2, 151), share)
     assert_equal_to_reference(cuda, *data, "log_ap", lam=40.0, margin=0.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_dense_lists(kind, share):
-    number = KINDS.index(kind)
-    data = make(kind, (2, 2, 1100), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
-    form = FORMS[number % 5]
-    assert_equal_to_reference(cuda, *data, form, lam=40.0, margin=0.25 * (number % 3), max_relevant=1100)
-
-
-def test_a_device_with_room_for_fewer_programs_gets_fewer():
-    """The merge network's programs wait for each other: a launch that does not fit is tried with fewer."""
+def test_a_device_with_room_for_fewer_programs_gets_fewer(monkeypatch):
+    """The sort's programs wait for each other: a launch that does not fit is tried with fewer."""
     tried = []
 
-    class Kernel:
-        def __getitem__(self, grid):
-            def launch(*args, **kwargs):
-                tried.append(grid[0])
-                if grid[0] > 132:
-                    raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
+    def launch(kernel, grid, *args, **options):
+        tried.append(grid[0])
+        assert options["together"]
+        if grid[0] > 132:
+            raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
 
-            return launch
-
-    run = cuda._Long(*make("random", (1, 1, 40), 0.1), 0.0, None)
-    run.processors, run.kernels = 132, type("Kernels", (), {"sort_by_merging": Kernel()})
+    run = long.Long(*make("random", (1, 1, 40), 0.1), 0.0, None)
+    monkeypatch.setattr(run.plan, "processors", 132)
+    run.launch = launch
     try:
-        run._merge(0)
-        run._merge(1)
+        run._merge((), again=False)
+        run._merge((), again=True)
         assert tried == [264, 132, 132]
     finally:
-        cuda._sorters.clear()
+        long._sorters.clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"), [*[(kind, 0.4) for kind in KINDS], ("random", 0.0), ("ties", 1.0), ("equal", 1.0)]
+)
+def test_dense_lists(kind, share, monkeypatch):
+    """In blocks so short that runs of equal scores cross several of them."""
+    monkeypatch.setattr(dense, "_BLOCK", 32)
+    number = KINDS.index(kind)
+    data = make(kind, (2, 1, 171), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
+    most = int(data[1].sum(-1).max()) or None
+    assert_equal_to_reference(
+        dense, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 2), max_relevant=most
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -102,12 +112,13 @@ def test_a_wrong_hint_and_a_nan_give_nan(short, monkeypatch):
     monkeypatch.setattr(cuda, "FEWEST_SHORT_LISTS", 1 if short else 99)
     scores, relevance, _ = make("random", (1, 2, 103), 0.3)
     if not short:  # short lists have room for any number
-        wrong = cuda.list_losses(scores, relevance, None, None, "ap", 1.0, 0.0, True, max_relevant=3)
-        assert wrong[0].isnan().all()
+        for engine in (cuda, dense):
+            wrong = engine.list_losses(scores, relevance, None, None, "ap", 1.0, 0.0, True, max_relevant=3)
+            assert wrong[0].isnan().all()
     scores[0, 0, 5] = torch.nan
-    assert cuda.list_losses(scores, relevance, None, None, "ap", 1.0, 0.0, True)[0].isnan().tolist() == [
-        [True, False]
-    ]
+    for engine in (cuda, dense):
+        losses = engine.list_losses(scores, relevance, None, None, "ap", 1.0, 0.0, True)[0]
+        assert losses.isnan().tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankgrad
+from rankgrad.pairs import unit_length
 
 import oracles
 
@@ -307,3 +308,19 @@ def test_labels_of_another_integer_type_do_not_wrap():
     embeddings, _ = batch(4, dtype=torch.float32)
     loss(embeddings, torch.tensor([256, 257, 258, 259]))
     assert loss(embeddings, torch.tensor([0, 1, 2, 3], dtype=torch.uint8)) == 0  # nobody has a partner
+
+
+def test_unit_length_is_torchs_normalize_and_differentiable_twice():
+    rows = torch.randn(5, 7, dtype=torch.float64)
+    rows[2] = 0
+    results = []
+    for normalise in (unit_length, torch.nn.functional.normalize):
+        x = rows.clone().requires_grad_()
+        value = normalise(x)
+        value.backward(torch.arange(35.0, dtype=torch.float64).reshape(5, 7).sin())
+        results.append((value.detach(), x.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1])
+    x = rows[:2].clone().requires_grad_()
+    assert torch.autograd.gradcheck(unit_length, x)
+    assert torch.autograd.gradgradcheck(unit_length, x)

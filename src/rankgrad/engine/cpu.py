@@ -47,8 +47,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _each(chunks: int, run: Callable[[int], Any]) -> list[Any]:
-    """Run all chunks, each in a thread."""
-    return [run(0)] if chunks == 1 else list(_pool(chunks).map(run, range(chunks)))
+    """Run all chunks, each in a thread: the first in this one."""
+    if chunks == 1:
+        return [run(0)]
+    others = [_pool(chunks - 1).submit(run, chunk) for chunk in range(1, chunks)]
+    return [run(0), *(other.result() for other in others)]
 
 
 @functools.cache
@@ -57,6 +60,11 @@ def _decoding(dtype: torch.dtype) -> Any:
     if dtype == torch.float32:
         return np.empty(0, np.float32)
     return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype).float().numpy()
+
+
+def _in_large_pages(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Room in large pages, for which NumPy asks and torch does not: page faults were a fifth of a call."""
+    return torch.from_numpy(np.empty(shape, np.int32 if dtype == torch.int32 else np.int64))
 
 
 class _Rows:
@@ -94,9 +102,11 @@ class _List:
 
     def __init__(self, kernels: Any, row: tuple[Any, ...], out: Any, chunks: int) -> None:
         self.kernels, self.row, self.out, self.chunks = kernels, row, out, chunks
+        self._counts = out.dtype
         relevance, mask, masked = row[2:5]
         counts = np.empty((chunks, 2), np.int64)
-        _each(chunks, lambda chunk: kernels.count_items(relevance, mask, masked, counts, chunk))
+        for chunk in range(chunks):  # quicker than waking a thread
+            kernels.count_items(relevance, mask, masked, counts, chunk)
         p, self.items = (int(total) for total in counts.sum(0))
         others = self.items - p if p * _DENSE > self.items else 0
         self.words, self._spare = np.empty(p, np.uint64), np.empty(max(p, others, 1), np.uint64)
@@ -131,7 +141,7 @@ class _List:
 
     def _place(self, *, again: bool) -> tuple[Any, bool]:
         if self._others is not None:
-            above = np.empty(len(self.words), self.out.dtype)
+            above = self._spare.view(self._counts)[: len(self.words)]
             merge = self.kernels.merge
             _each(
                 self.chunks,
@@ -141,7 +151,7 @@ class _List:
         n = len(self.row[2])
         levels, table, best, scale = self.kernels.prepare(self.words, self._spare, n, self.out)
         best, scale = np.float32(best), np.float32(scale)  # Numba hands out Python's doubles
-        counts = np.zeros((self.chunks, 2, len(self.words) + 2), table.dtype)
+        counts = self.kernels.no_counts(self.chunks, len(self.words), table)
         nan = _each(
             self.chunks,
             lambda chunk: self.kernels.stream(
@@ -149,6 +159,11 @@ class _List:
             ),
         )
         return self.kernels.sum_counts(counts), any(nan)
+
+    def steps(self) -> Any:
+        """Room for a score step of each slot: what sorting needs lies idle between the sorts."""
+        p = len(self.words)
+        return np.empty(p, np.float32) if self._counts == np.int64 else self._spare.view(np.float32)[p : 2 * p]
 
     def move(self, steps: Any) -> None:
         """Step two: ``out`` turns from places into rank changes."""
@@ -223,9 +238,11 @@ def list_losses(
     calls, per_call, n = scores.shape
     rows = _Rows(scores, relevance, mask, margin)
     if lists is None:
-        lists = (relevance if mask is None else relevance & mask).any(-1).sum(-1)
+        found = torch.empty(calls, per_call, dtype=torch.bool)
+        kernels.lists_with_relevant(rows.relevance, rows.mask, rows.masked, found.view(-1).numpy())
+        lists = found.sum(-1)
     items = torch.full((calls, per_call), n) if mask is None else mask.sum(-1)
-    changes = torch.empty(calls, per_call, n if with_changes else 0, dtype=count_dtype(n))
+    changes = _in_large_pages(calls, per_call, n if with_changes else 0, dtype=count_dtype(n))
     losses = torch.empty(calls, per_call, dtype=torch.float64)
     tables = np.zeros((2, 1)) if weights is None else torch.stack(weight_tables(weights)).numpy()
     out, into = changes.view(calls * per_call, -1).numpy(), losses.view(-1).numpy()
@@ -239,7 +256,7 @@ def list_losses(
     for at in range(len(rows)):
         one = _List(kernels, rows.row(at), out[at], rows.threads)
         p = len(one.words)
-        steps = np.empty(p, np.float32)
+        steps = one.steps()
         per_list = lam * one.items / max(int(counting[at]), 1) / max(p, 1)
         into[at] = np.nan if one.nan else kernels.terms(*arguments, one.above, per_list, steps)
         if with_changes:

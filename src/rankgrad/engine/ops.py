@@ -5,6 +5,7 @@ that count. A plain call has ``calls = 1``; vmap makes each of its elements a ca
 """
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from rankgrad.engine import cuda, windowed
 from rankgrad.engine.dispatch import engine_for
 from rankgrad.engine.precision import compute_dtype, count_dtype
-from rankgrad.engine.registration import check_nan, fake_of, op, vmap_over_calls, waits_for_checks
+from rankgrad.engine.registration import check_nan, fake_of, is_plain_call, op, vmap_over_calls, waits_for_checks
 
 _BLOCK = 1 << 18  # numbers scaled at a time: they stay in the cache
 
@@ -123,8 +124,7 @@ torch.library.register_vmap("rankgrad::window_gradient", vmap_over_calls(window_
 # --------------------------------------------------------------------- the named losses in one op
 
 
-@op
-def list_losses(
+def _list_losses(
     scores: Tensor,
     relevance: Tensor,
     mask: Tensor | None,
@@ -159,6 +159,9 @@ def list_losses(
     return out  # type: ignore[no-any-return]
 
 
+list_losses = op(_list_losses)
+
+
 @fake_of("list_losses")
 def _(
     scores: Tensor,
@@ -187,8 +190,7 @@ torch.library.register_vmap("rankgrad::list_losses", vmap_over_calls(list_losses
 # -------------------------------------------------------- one number, and the gradient it stands for
 
 
-@op
-def reduce_lists(
+def _reduce_lists(
     scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
 ) -> Tensor:
     """Reduce list losses; backward, send every score its rank change times ``upstream / (lam n)``.
@@ -204,6 +206,9 @@ def reduce_lists(
     elif reduction == "sum":
         losses = losses.sum(-1)
     return losses.to(dtype, copy=True)
+
+
+reduce_lists = op(_reduce_lists)
 
 
 @fake_of("reduce_lists")
@@ -320,6 +325,56 @@ def _reduce_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("rankgrad::reduce_lists", _reduce_backward, setup_context=_reduce_setup)
 torch.library.register_vmap("rankgrad::reduce_lists", vmap_over_calls(reduce_lists))
 torch.library.register_vmap("rankgrad::reduce_lists_backward", vmap_over_calls(reduce_lists_backward))
+
+# ------------------------------------------------------------------- both in one, for an eager call
+
+
+class _NamedLoss(torch.autograd.Function):
+    """:func:`list_losses` and :func:`reduce_lists` as one step of autograd, past torch's dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, reduction: str, *arguments: Any) -> Tensor:
+        relevance, mask, weights, form, lam, *rest = arguments
+        rows, relevance = as_lists(scores), as_lists(relevance)
+        mask = None if mask is None else as_lists(mask)
+        losses, changes, items, lists = _list_losses(rows, relevance, mask, weights, form, lam, *rest)
+        out = _reduce_lists(rows, losses, changes, items, lists, lam, reduction)
+        _reduce_setup(ctx, (rows, losses, changes, items, lists, lam, reduction), out)
+        ctx.scores_shape, ctx.upstream_shape = scores.shape, out.shape
+        return out.reshape(scores.shape[:-1] if reduction == "none" else ())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        grad = _reduce_backward(ctx, upstream.reshape(ctx.upstream_shape))[0]
+        grad = None if grad is None else grad.reshape(ctx.scores_shape)
+        return grad, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def as_lists(tensor: Tensor) -> Tensor:
+    """``[..., n]`` as one call's lists."""
+    return tensor.reshape(1, math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def named_loss(
+    scores: Tensor, reduction: str, relevance: Tensor, mask: Tensor | None, weights: Tensor | None, form: str,
+    lam: float, *arguments: Any,
+) -> Tensor:  # fmt: skip
+    """Reduced loss of ``[..., n]`` scores, all lists of one call, with its gradient.
+
+    ``arguments`` are those of :func:`list_losses` after ``lam``.
+    """
+    if is_plain_call(scores):
+        return _NamedLoss.apply(  # type: ignore[no-any-return]
+            scores, reduction, relevance, mask, weights, form, lam, *arguments
+        )
+    rows = as_lists(scores)
+    exists = None if mask is None else as_lists(mask)
+    losses, changes, items, lists = list_losses(
+        rows.detach(), as_lists(relevance), exists, weights, form, lam, *arguments
+    )
+    loss: Tensor = reduce_lists(rows, losses, changes, items, lists, lam, reduction)
+    return loss.reshape(scores.shape[:-1] if reduction == "none" else ())
 
 
 # ------------------------------------------------------------------------------------ a question

@@ -18,10 +18,11 @@ def op(fn: Callable[..., Any]) -> Any:
     What torch.library.custom_op does, without its check of every call for outputs that alias inputs, which
     costs more than the launches of a small loss (0.2 ms a call).
     """
-    name = f"rankgrad::{fn.__name__}"
+    short = fn.__name__.lstrip("_")
+    name = f"rankgrad::{short}"
     torch.library.define(name, torch.library.infer_schema(fn, mutates_args=()))
     torch.library.impl(name, "default")(fn)
-    return getattr(torch.ops.rankgrad, fn.__name__).default
+    return getattr(torch.ops.rankgrad, short).default
 
 
 def fake_of(name: str) -> Callable[[_F], _F]:
@@ -63,6 +64,19 @@ def vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Callab
         return tuple(_unfold(info, one) for one in out), (0,) * len(out)
 
     return rule
+
+
+def is_plain_call(tensor: Tensor) -> bool:
+    """Whether nobody is looking: no torch.compile, no transform of torch.func, no mode, no subclass of Tensor.
+
+    Then a call need not pass through torch's dispatcher, which costs more than the launches of a small loss.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
 
 
 def waits_for_checks(scores: Tensor, check_finite: bool) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -47,70 +46,53 @@ def loss_of_lists(
     if lists is not None and (_check.tensor("lists", lists).numel() != 1 or lists.is_floating_point()):
         raise _check.fail("lists", "one integer: how many lists count everywhere", lists)
 
-    shape = (1, math.prod(scores.shape[:-1]), scores.shape[-1])
-    rows, relevant = scores.reshape(shape), relevance.reshape(shape)
-    exists = None if mask is None else mask.reshape(shape)
-    with_changes = ops.gradient_wanted(scores)
-    if window is not None:
-        window = _check.positive("window", window)
-        options = (window, reduction, margin, with_changes, check_finite, lists)
-        loss: Tensor = _by_window(rows, relevant, exists, form, *options)
-        return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
-    lam = _check.lam(lam)
+    if isinstance(form, Tensor):
+        _check.same_device("weight", form, "scores", scores)
+    wanted = ops.gradient_wanted(scores)
     everywhere = None if lists is None else lists.reshape(1)
-    if isinstance(form, str | Tensor):
+    if window is None and isinstance(form, str | Tensor):
         name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
-        if weights is not None:
-            _check.same_device("weight", weights, "scores", scores)
-        losses, changes, items, counting = ops.list_losses(
-            rows.detach(),
-            relevant,
-            exists,
-            weights,
-            name,
-            lam,
-            margin,
-            with_changes,
-            check_finite,
-            max_relevant,
-            everywhere,
+        options = (_check.lam(lam), margin, wanted, check_finite, max_relevant, everywhere)
+        return ops.named_loss(scores, reduction, relevance, mask, weights, name, *options)
+    rows, relevant = ops.as_lists(scores), ops.as_lists(relevance)
+    exists = None if mask is None else ops.as_lists(mask)
+    if window is None:
+        parts = _with_callable(
+            rows.detach(), relevant, exists, form, _check.lam(lam), margin, wanted, check_finite, everywhere
         )
     else:
-        losses, changes, items, counting = _with_callable(
-            rows.detach(), relevant, exists, form, lam, margin, with_changes, check_finite, everywhere
-        )
-    loss = ops.reduce_lists(rows, losses, changes, items, counting, lam, reduction)
-    return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
+        window = _check.positive("window", window)
+        parts = _by_window(rows.detach(), relevant, exists, form, window, margin, wanted, check_finite, everywhere)
+    loss: Tensor = ops.reduce_lists(rows, *parts, 1.0 if window is not None else lam, reduction)
+    return loss.reshape(scores.shape[:-1] if reduction == "none" else ())
 
 
 def _by_window(
-    rows: Tensor,
+    scores: Tensor,
     relevance: Tensor,
     mask: Tensor | None,
     form: str | Tensor | Callable[[Tensor], Tensor],
     window: float,
-    reduction: str,
     margin: float,
     with_gradient: bool,
     check_finite: bool,
     lists: Tensor | None,
-) -> Tensor:
-    """The loss of ``[1, lists, n]`` lists, with the gradient of a fixed score window."""
-    scores = rows.detach()
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What ``ops.list_losses`` does, with the gradient of a fixed score window in place of rank changes.
+
+    The gradient of a list does not depend on how many there are: in the mean each is divided by that number, which
+    stands where ``reduce_lists`` divides rank changes by lam times a list's items.
+    """
     above, position, count, poison = ops.relevant_ranks(scores, relevance, mask, margin, check_finite)
     values, slopes = _terms(form, above)
-    counting = (count > 0).sum(-1) if lists is None else lists.reshape(1)
+    lists = (count > 0).sum(-1) if lists is None else lists
     losses = forms.list_losses(values, count) + poison
-    gradient = rows.new_empty(*rows.shape[:-1], 0)
+    gradient = scores[..., :0]
     if with_gradient:
         used = forms.in_use(count, slopes.shape[-1])
         slopes = (slopes / count.clamp(min=1).unsqueeze(-1)).where(used, 0)
         gradient = ops.window_gradient(scores, relevance, mask, margin, position, slopes, window)
-    # The gradient of a list does not depend on how many there are: in the mean each is divided by that number,
-    # which stands where reduce_lists divides rank changes by lam times a list's items.
-    divisor = counting.unsqueeze(-1).expand(losses.shape)
-    reduced: Tensor = ops.reduce_lists(rows, losses, gradient, divisor, counting, 1.0, reduction)
-    return reduced
+    return losses, gradient, lists.unsqueeze(-1).expand(losses.shape), lists
 
 
 def _terms(form: str | Tensor | Callable[[Tensor], Tensor], above: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +117,7 @@ def _with_callable(
     scores: Tensor,
     relevance: Tensor,
     mask: Tensor | None,
-    weight: Callable[[Tensor], Tensor],
+    weight: str | Tensor | Callable[[Tensor], Tensor],
     lam: float,
     margin: float,
     with_changes: bool,

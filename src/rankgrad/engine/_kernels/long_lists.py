@@ -5,7 +5,7 @@ host is sized or chosen by it. One list's pipeline (axis 1 of every grid is the 
 
     gather        relevant items -> words, in any order (sorting makes the order unique)
     rank_by_pairs, sort_by_merging
-                  words -> sorted words: all pairs for small p, a merge network for larger p
+                  words -> sorted words: all pairs for small p, merges of four runs for larger p
     make_table    sorted words -> cells of uniform width with the number of better relevant scores
     stream        every irrelevant item -> its place k, the number of relevant scores strictly above it;
                   counts of items at each place
@@ -34,7 +34,8 @@ from rankgrad.engine._kernels.words import (
     span,
 )
 
-PAIRS = tl.constexpr(16384)  # up to this many relevant items, comparing all pairs is the quicker sort
+PAIRS = tl.constexpr(4096)  # up to this many relevant items, comparing all pairs is the quicker sort
+WAYS = tl.constexpr(4)  # runs that are merged at once
 FEW = tl.constexpr(256)  # counts of fewer places fit tl.histogram, with one for items that do not count
 # per list, int64: relevant items, existing items, NaN seen, programs come to the first and second sort's barrier
 STATE = tl.constexpr(5)
@@ -66,14 +67,19 @@ def gather(scores, relevance, mask, words, state, n, half, slots, MASKED: tl.con
 
 
 @triton.jit
-def count_lists(state, lists, per_call, BLOCK: tl.constexpr):
-    """How many lists of each call have something relevant."""
+def count_lists(state, lists, items, n, per_call, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+    """How many lists of each call have something relevant, and how many items each list has."""
     call = tl.program_id(0).to(tl.int64)
     total = tl.full([], 0, tl.int64)
     for start in range(0, per_call, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        found = tl.load(state + (call * per_call + at) * STATE, mask=at < per_call, other=0)
+        row = call * per_call + at
+        found = tl.load(state + row * STATE, mask=at < per_call, other=0)
         total += tl.sum((found > 0).to(tl.int64))
+        existing = tl.zeros([BLOCK], tl.int64) + n
+        if MASKED:
+            existing = tl.load(state + row * STATE + 1, mask=at < per_call, other=0)
+        tl.store(items + row, existing, mask=at < per_call)
     tl.store(lists + call, total)
 
 
@@ -106,27 +112,52 @@ def _all_programs(barrier, times):
 
 
 @triton.jit
-def _sort_blocks(source, words, p, BLOCK: tl.constexpr):
-    for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
-        at = span(block, BLOCK)
-        value = tl.load(source + at, mask=at < p, other=NO_WORD, cache_modifier=".cg")
-        tl.store(words + at, tl.sort(value), mask=at < p)
+def _smaller(runs, word, low, high, steps):
+    """How many words of each sorted run are smaller than each ``word``, known to be ``low`` to ``high``."""
+    while steps > 0:
+        middle = (low + high) // 2
+        open_ = low < high
+        smaller = open_ & (tl.load(runs + middle, mask=open_, other=0, cache_modifier=".cg") < word)
+        low = tl.where(smaller, middle + 1, low)
+        high = tl.where(open_ & ~smaller, middle, high)
+        steps = steps // 2
+    return low
 
 
 @triton.jit
-def _exchange(words, low, high, inside):
-    a = tl.load(words + low, mask=inside, other=0, cache_modifier=".cg")
-    b = tl.load(words + high, mask=inside, other=NO_WORD, cache_modifier=".cg")
-    swap = inside & (a > b)
-    tl.store(words + low, b, mask=swap)
-    tl.store(words + high, a, mask=swap)
+def _merge_runs(source, target, p, run, PIECE: tl.constexpr):
+    """Merge sorted runs, WAYS by WAYS.
+
+    A word goes behind all smaller words of the runs that are merged. Between the first and last word of a piece
+    there are few in each run, so a piece searches for its ends, then each word between them. Skewed data cost
+    nothing: a search is at most log2 of a run.
+    """
+    for piece in range(tl.program_id(0), tl.cdiv(p, PIECE), tl.num_programs(0)):
+        first = piece * tl.full([], PIECE, tl.int64)
+        start = first // (run * WAYS) * (run * WAYS)
+        starts = start + tl.arange(0, WAYS) * run
+        lengths = tl.maximum(tl.minimum(p - starts, run), 0).to(tl.int32)
+        runs = (source + starts)[:, None]
+        ends = tl.where(tl.arange(0, 2) == 0, first, tl.minimum(first + PIECE, p) - 1)
+        ends = tl.load(source + ends, cache_modifier=".cg")
+        none = tl.zeros([WAYS, 2], tl.int32)
+        found = _smaller(runs, ends[None, :], none, none + lengths[:, None], run)
+        low = tl.min(found, 1)
+        high = tl.max(found, 1)
+        at = first + tl.arange(0, PIECE)
+        word = tl.load(source + at, mask=at < p, other=NO_WORD, cache_modifier=".cg")
+        none = tl.zeros([WAYS, PIECE], tl.int32)
+        before = _smaller(runs, word[None, :], none + low[:, None], none + high[:, None], tl.max(high - low))
+        tl.store(target + start + tl.sum(before.to(tl.int64), 0), word, mask=at < p)
 
 
 @triton.jit
-def sort_by_merging(loose, words, state, slots, SECOND: tl.constexpr, BLOCK: tl.constexpr):
-    """A bitonic merge network in one launch, whose programs wait for each other between its stages.
+def sort_by_merging(loose, words, state, slots, SECOND: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr):
+    """Sort blocks, then merge them in rounds, to and fro between the two buffers, so that the last ends in ``words``.
 
-    Pairs that reach beyond p are left alone, as if the rest were filled with words larger than any.
+    One launch, whose programs wait for each other between the rounds: how many there are only the device
+    knows, and launches that find nothing to do cost more than the waiting. Reads pass by the first cache, which
+    does not see what other programs wrote.
     """
     row = tl.program_id(1).to(tl.int64)
     state += row * STATE
@@ -134,27 +165,26 @@ def sort_by_merging(loose, words, state, slots, SECOND: tl.constexpr, BLOCK: tl.
     loose += row * slots
     words += row * slots
     if p > PAIRS:
-        times = 1
-        _sort_blocks(loose, words, p, BLOCK)
-        run = tl.full([], BLOCK, tl.int64) * 2
-        while run < 2 * p:
-            stride = run // 2
-            while stride >= BLOCK:
-                _all_programs(state + 3 + SECOND, times)
-                times += 1
-                pairs = tl.cdiv(p, 2 * stride) * stride
-                for block in range(tl.program_id(0), tl.cdiv(pairs, BLOCK), tl.num_programs(0)):
-                    at = span(block, BLOCK)
-                    start = at // stride * (2 * stride)
-                    low = start + at % stride
-                    # the first stage of a run meets the two halves head to tail, the others head to head
-                    high = tl.where(stride * 2 == run, start + run - 1 - at % stride, low + stride)
-                    _exchange(words, low, high, high < p)
-                stride = stride // 2
-            _all_programs(state + 3 + SECOND, times)
-            times += 1
-            _sort_blocks(words, words, p, BLOCK)
-            run *= 2
+        rounds = 0
+        run = tl.full([], BLOCK, tl.int64)
+        while run < p:
+            run *= WAYS
+            rounds += 1
+        target = words
+        if rounds % 2 == 1:
+            target = loose
+        for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
+            at = span(block, BLOCK)
+            word = tl.load(loose + at, mask=at < p, other=NO_WORD, cache_modifier=".cg")
+            tl.store(target + at, tl.sort(word), mask=at < p)
+        run = tl.full([], BLOCK, tl.int64)
+        for number in range(rounds):
+            _all_programs(state + 3 + SECOND, number + 1)
+            if (rounds - number) % 2 == 1:
+                _merge_runs(loose, words, p, run, PIECE)
+            else:
+                _merge_runs(words, loose, p, run, PIECE)
+            run *= WAYS
 
 
 @triton.jit
@@ -202,12 +232,30 @@ def _copies(p, room, programs):
 
 
 @triton.jit
+def _in_better_cells(words, cell, best, scale, last, low, high, steps):
+    """How many of sorted words lie in better cells than ``cell``, known to be ``low`` to ``high``."""
+    while steps > 0:
+        middle = (low + high) // 2
+        open_ = low < high
+        word = tl.load(words + middle, mask=open_, other=0)
+        better = open_ & (_cell(score_of(word), best, scale, last) < cell)
+        low = tl.where(better, middle + 1, low)
+        high = tl.where(open_ & ~better, middle, high)
+        steps = steps // 2
+    return low
+
+
+@triton.jit
 def make_table(words, levels, table, geometry, counts, state, slots, most_cells, room, BLOCK: tl.constexpr):
-    """Scores of sorted words; how many lie in better cells, for every cell; where cells lie; zeroed counts."""
+    """Scores of sorted words; how many lie in better cells, for every cell; where cells lie; zeroed counts.
+
+    ``table`` has two numbers a cell, how many lie in better cells and how many in better ones or itself: one
+    64-bit word for :func:`stream`, whose look-ups bind.
+    """
     row = tl.program_id(1).to(tl.int64)
     p = tl.minimum(tl.load(state + row * STATE), slots)
     words += row * slots
-    table += row * (most_cells + 1)
+    table += row * 2 * most_cells
     counts += row * (room + slots + 1)
     cells = _cells(p, most_cells)
     best = tl.full([], 0.0, tl.float32)
@@ -224,19 +272,15 @@ def make_table(words, levels, table, geometry, counts, state, slots, most_cells,
         tl.store(geometry + row * 2 + 1, scale)
     last_cell = (cells - 1).to(tl.float32)
     for block in range(tl.program_id(0), tl.cdiv(cells + 1, BLOCK), tl.num_programs(0)):
+        ends = block * BLOCK + tl.arange(0, 2) * (BLOCK - 1)
+        zero = tl.zeros([2], tl.int64)
+        found = _in_better_cells(words, ends, best, scale, last_cell, zero, zero + p, p)
+        low, high = tl.min(found), tl.max(found)
         cell = span(block, BLOCK)
-        low = tl.zeros([BLOCK], tl.int64)
-        high = tl.zeros([BLOCK], tl.int64) + p
-        steps = p
-        while steps > 0:  # the first slot that lies in this cell or a worse one
-            middle = (low + high) // 2
-            open_ = low < high
-            word = tl.load(words + middle, mask=open_, other=0)
-            better = open_ & (_cell(score_of(word), best, scale, last_cell) < cell)
-            low = tl.where(better, middle + 1, low)
-            high = tl.where(open_ & ~better, middle, high)
-            steps = steps // 2
-        tl.store(table + cell, low.to(tl.int32), mask=cell <= cells)
+        zero = tl.zeros([BLOCK], tl.int64)
+        better = _in_better_cells(words, cell, best, scale, last_cell, zero + low, zero + high, high - low)
+        tl.store(table + 2 * cell, better.to(tl.int32), mask=cell < cells)
+        tl.store(table + 2 * cell - 1, better.to(tl.int32), mask=(cell > 0) & (cell <= cells))
     for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
         at = span(block, BLOCK)
         tl.store(levels + row * slots + at, score_of(tl.load(words + at, mask=at < p, other=0)), mask=at < p)
@@ -269,7 +313,7 @@ def stream(
     state += row * STATE
     p = tl.minimum(tl.load(state), slots)
     levels += row * slots
-    table += row * (most_cells + 1)
+    table += row * most_cells
     counts += row * (room + slots + 1)
     best = tl.load(geometry + row * 2)
     scale = tl.load(geometry + row * 2 + 1)
@@ -289,8 +333,9 @@ def stream(
         if not AGAIN:
             nan = nan | ((value != value) & (relevant | irrelevant)).to(tl.int32)
         cell = _cell(value, best, scale, last_cell)
-        low = tl.load(table + cell, mask=irrelevant, other=0)
-        high = tl.load(table + cell + 1, mask=irrelevant, other=0)
+        bounds = tl.load(table + cell, mask=irrelevant, other=0)
+        low = (bounds & 0xFFFFFFFF).to(tl.int32)
+        high = (bounds >> 32).to(tl.int32)
         widest = tl.max(high - low)
         while widest > 0:
             middle = (low + high) // 2
@@ -324,7 +369,7 @@ def stream(
 @triton.jit
 def sum_counts(
     counts, totals, chunk_sums, state, slots, room, programs,
-    AGAIN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    AGAIN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Add up the private copies, and the sum of each chunk of places for the prefix sums."""
     row = tl.program_id(1).to(tl.int64)
@@ -336,6 +381,15 @@ def sum_counts(
     low = tl.program_id(0) * chunk
     high = tl.minimum(low + chunk, p + 1)
     chunk_sum = tl.full([], 0, tl.int64)
+    if copies == 1:  # many places
+        for start in range(low, high, WIDE):
+            place = start + tl.arange(0, WIDE)
+            total = tl.load(counts + place, mask=place < high, other=0).to(tl.int64)
+            if AGAIN:
+                total += tl.load(totals + place, mask=place < high, other=0)
+            tl.store(totals + place, total, mask=place < high)
+            chunk_sum += tl.sum(total)
+        low = high
     for start in range(low, high, BLOCK):
         place = start + tl.arange(0, BLOCK)
         inside = place < high
@@ -359,7 +413,7 @@ def _before(chunk_sums, row, CHUNKS: tl.constexpr):
     return tl.sum(tl.load(chunk_sums + row * CHUNKS + chunk, mask=chunk < tl.program_id(0), other=0))
 
 
-@triton.jit(do_not_specialize=["lam_bits"])
+@triton.jit(do_not_specialize=["n_weights", "lam_bits"])
 def terms(
     words, loose, totals, chunk_sums, state, weights, lists, partial, changes, given, above_out, position_out,
     n, slots, n_weights, lam_bits, per_call, FORM: tl.constexpr, MOVE: tl.constexpr, MASKED: tl.constexpr,
@@ -417,6 +471,13 @@ def terms(
     bad = (tl.load(state + 2) != 0) | (found > slots)
     loss = tl.where(bad, float("nan"), loss)
     tl.store(partial + row * CHUNKS + tl.program_id(0), loss)
+
+
+@triton.jit
+def sum_losses(partial, losses, CHUNKS: tl.constexpr):
+    """Loss of each list from its chunks', always in the same order."""
+    row = tl.program_id(1).to(tl.int64)
+    tl.store(losses + row, tl.sum(tl.load(partial + row * CHUNKS + tl.arange(0, CHUNKS))))
 
 
 @triton.jit

@@ -4,8 +4,8 @@ A group is the next ROWS relevant items by index, held in registers; one sweep o
 items with all of the group. Few relevant items, as in retrieval, are one group (of FEW or ROWS), and the row
 stays in the cache.
 What a list needs for later sweeps stands in its own row of ``changes``: a relevant item's moved score, as
-bits, until its rank change replaces it. With more than one group the new ranks wait in ``ranks`` (16 bits, one
-less than the rank: lists are no longer than 65,536) until all groups are done.
+bits, until its rank change replaces it. With more than one group the new ranks wait in the program's row of
+``ranks`` (16 bits, one less than the rank: lists are no longer than 65,536) until all groups are done.
 """
 
 # mypy: ignore-errors
@@ -140,44 +140,12 @@ def _one_group(
         tl.store(changes + index, new - above - own, mask=in_use)
 
 
-@triton.jit(do_not_specialize=["lam_bits"])
-def rank_lists(
-    scores, relevance, mask, counts, items, first_group, lists, weights, losses, changes, ranks, n, half, lam_bits,
-    n_weights, per_call, FORM: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr, FEW: tl.constexpr,
-    ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit
+def _several_groups(
+    scores, relevance, mask, weights, losses, changes, ranks, row, n, half, n_weights, p, per_list,
+    FORM: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Loss of a list and (WRITE) the rank change of each of its items."""
-    row = tl.program_id(0).to(tl.int64)
-    p = tl.load(counts + row)
-    scores += row * n
-    relevance += row * n
-    mask += row * n
-    changes += row * n
-    ranks += row * n
-    if GIVEN:
-        counting = tl.load(lists + row // per_call)
-    else:
-        counting = _counting_lists(counts, row // per_call, per_call)
-        if row % per_call == 0:
-            tl.store(lists + row // per_call, counting)
-    counting = tl.maximum(counting, 1)
-    lam = as_float64(lam_bits)
-    lam_list = lam * tl.load(items + row).to(tl.float64) / counting.to(tl.float64)
-    per_list = lam_list / tl.maximum(p, 1).to(tl.float64)
-
-    if p <= FEW:
-        _one_group(
-            scores, relevance, mask, first_group + row * ROWS, weights, losses, changes, row, n, half, n_weights, p,
-            per_list, FORM, WRITE, MASKED, FEW, BLOCK,
-        )  # fmt: skip
-        return
-    if p <= ROWS:
-        _one_group(
-            scores, relevance, mask, first_group + row * ROWS, weights, losses, changes, row, n, half, n_weights, p,
-            per_list, FORM, WRITE, MASKED, ROWS, BLOCK,
-        )  # fmt: skip
-        return
-
+    """A list with more relevant items than a group has: sweeps over the row for each group, three times."""
     loss = tl.full([], 0.0, tl.float64)
     for first in range(0, p, ROWS):
         score, index, _ = _group(scores, relevance, mask, changes, n, half, first, False, MASKED, ROWS, BLOCK)
@@ -234,6 +202,51 @@ def rank_lists(
             in_use = first + tl.arange(0, ROWS) < p
             new = tl.load(ranks + index, mask=in_use, other=0).to(tl.int32) + 1
             tl.store(changes + index, new - above - own, mask=in_use)
+        tl.debug_barrier()  # the program's next list writes to the same ranks
+
+
+@triton.jit(do_not_specialize=["lam_bits", "n_weights"])
+def rank_lists(
+    scores, relevance, mask, counts, items, first_group, lists, weights, losses, changes, ranks, rows, n, half,
+    lam_bits, n_weights, per_call, FORM: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr,
+    FEW: tl.constexpr, ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Loss of each list and (WRITE) the rank change of each of its items; a program takes every so many-th list.
+
+    ``ranks`` has a row for each program.
+    """
+    ranks += tl.program_id(0).to(tl.int64) * n
+    call = tl.full([], -1, tl.int64)
+    counting = tl.full([], 1, tl.int64)  # lists of the call that count
+    for number in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row = tl.full([], 0, tl.int64) + number
+        at = row * n
+        p = tl.load(counts + row)
+        if row // per_call != call:
+            call = row // per_call
+            if GIVEN:
+                counting = tl.load(lists + call).to(tl.int64)
+            else:
+                counting = _counting_lists(counts, call, per_call)
+                tl.store(lists + call, counting)
+            counting = tl.maximum(counting, 1)
+        lam_list = as_float64(lam_bits) * tl.load(items + row).to(tl.float64) / counting.to(tl.float64)
+        per_list = lam_list / tl.maximum(p, 1).to(tl.float64)
+        if p <= FEW:
+            _one_group(
+                scores + at, relevance + at, mask + at, first_group + row * ROWS, weights, losses, changes + at,
+                row, n, half, n_weights, p, per_list, FORM, WRITE, MASKED, FEW, BLOCK,
+            )  # fmt: skip
+        elif p <= ROWS:
+            _one_group(
+                scores + at, relevance + at, mask + at, first_group + row * ROWS, weights, losses, changes + at,
+                row, n, half, n_weights, p, per_list, FORM, WRITE, MASKED, ROWS, BLOCK,
+            )  # fmt: skip
+        else:
+            _several_groups(
+                scores + at, relevance + at, mask + at, weights, losses, changes + at, ranks, row, n, half,
+                n_weights, p, per_list, FORM, WRITE, MASKED, ROWS, BLOCK,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -12,6 +12,9 @@ of how many relevant scores lie in better cells; only inside a cell is there any
 Scores are float32, or 16-bit patterns with a table of their values (``decode``). Functions run over one list, or
 over chunk number ``chunk`` of ``chunks`` of its length. They hold no lock of the interpreter: the engine runs
 chunks, or rows, in threads of its own. (Not Numba's: its OpenMP would change torch's number of threads.)
+
+Loops that shall become vectors run over slices, from 0 to their length: an index like ``start + i`` might be
+negative for all the compiler knows, which Python counts from the end, and it would go item by item.
 """
 
 # mypy: ignore-errors
@@ -22,8 +25,11 @@ from numba.extending import intrinsic, overload
 
 INSERTION_SORT = 24  # shorter than this, a plain insertion sort beats counting digits
 BLOCK = 1024  # items placed at a time
+GLANCE = 32  # items in which a relevant one is looked for at once
 CELLS = 64  # per relevant score: where a cell is empty, which is nearly everywhere, there is nothing to compare
-MOST_CELLS = 1 << 20  # a larger table would fall out of the cache
+FEWER_CELLS = 32  # per relevant score, where the table is larger than the nearest caches anyway
+MANY_CELLS, MOST_CELLS = 1 << 20, 1 << 22
+TWO_HISTOGRAMS = 1 << 12  # places; with more of them equal neighbours are rare, and memory counts
 LINEAR_SEARCH = 8  # more relevant scores than this in one cell: search it by halves
 
 
@@ -182,9 +188,19 @@ def count_above(value, levels, low, high):
     return low
 
 
+@numba.njit(inline="always")
+def better_up_to(entry):
+    """How many relevant scores lie in better cells than one, from its entry in the table."""
+    return entry if entry >= 0 else ~entry
+
+
 @numba.njit
 def make_table(levels, table):
-    """Cells over the finite range of sorted scores; returns what :func:`count_above` needs to find a cell."""
+    """Cells over the finite range of sorted scores; returns what is needed to find a cell.
+
+    ``table`` says for each cell how many relevant scores lie in better ones: so many where it is empty, the
+    complement (negative) where there is something to compare.
+    """
     first, last = 0, len(levels) - 1
     while first <= last and np.isinf(levels[first]):
         first += 1
@@ -203,8 +219,11 @@ def make_table(levels, table):
     at = 0
     for m in range(len(levels)):
         cell = cell_of(levels[m], best, scale, last_cell)
-        while at <= cell:
+        while at < cell:
             table[at] = m
+            at += 1
+        if at == cell:
+            table[at] = ~m
             at += 1
     while at <= cells:
         table[at] = len(levels)
@@ -220,15 +239,28 @@ def count_items(relevance, mask, masked, counts, chunk):
     """Relevant and existing items of a chunk into ``counts``, ``[chunks, 2]``."""
     relevant, items = 0, 0
     low, high = bounds(len(relevance), chunk, len(counts))
+    flags, exist = relevance[low:high], mask[low:high]
     if masked:
-        for j in range(low, high):
-            relevant += relevance[j] & mask[j]
-            items += mask[j]
+        for i in range(len(flags)):
+            relevant += flags[i] & exist[i]
+        for i in range(len(exist)):
+            items += exist[i]
     else:
-        for j in range(low, high):
-            relevant += relevance[j]
+        for i in range(len(flags)):
+            relevant += flags[i]
         items = high - low
     counts[chunk, 0], counts[chunk, 1] = relevant, items
+
+
+@_compiled
+def lists_with_relevant(relevance, mask, masked, found):
+    """Which rows have a relevant item; a row is read until the first."""
+    for row in range(len(found)):
+        found[row] = False
+        for j in range(relevance.shape[1]):
+            if relevance[row, j] and (not masked or mask[row, j]):
+                found[row] = True
+                break
 
 
 @_compiled
@@ -242,10 +274,16 @@ def gather_words(scores, decode, relevance, mask, masked, half, counts, words, c
             words[min(at, last)] = word_of(_read(scores, decode, j) - half, j) if at <= last else words[last]
             at += relevance[j]
         return
-    for j in range(low, high):
-        if relevance[j] and (not masked or mask[j]):
-            words[at] = word_of(_read(scores, decode, j) - half, j)
-            at += 1
+    for start in range(low, high, GLANCE):
+        flags = relevance[start : min(start + GLANCE, high)]
+        some = np.uint8(0)
+        for i in range(len(flags)):
+            some |= flags[i]
+        if some:
+            for j in range(start, start + len(flags)):
+                if relevance[j] and (not masked or mask[j]):
+                    words[at] = word_of(_read(scores, decode, j) - half, j)
+                    at += 1
 
 
 @_compiled
@@ -253,50 +291,51 @@ def stream(scores, decode, relevance, mask, masked, half, levels, table, best, s
     """Place the irrelevant items of a chunk: count them at their place and, if ``out`` is given, write it there.
 
     The second time (``again``) ``out`` holds the first places and gets the difference. Returns whether a NaN was
-    seen. ``counts`` is ``[chunks, 2, p + 2]``, zeroed: two histograms in turn, so that equal neighbours do not
-    wait for each other, with a last bin for items that do not count.
+    seen. ``counts`` is from :func:`no_counts`: two histograms in turn, so that equal neighbours do not wait for
+    each other (or one, if there are many places), with a last bin for items that do not count.
 
     In blocks and in stages, because the compiler makes vectors of the plain loops, and the one branch that
     is hard to predict (is there anything to compare in this cell?) stands alone.
     """
     nowhere = table.dtype.type(counts.shape[2] - 1)
     last_cell = np.float32(len(table) - 2)
-    even, odd = counts[chunk, 0], counts[chunk, 1]
+    even, odd = counts[chunk, 0], counts[chunk, counts.shape[1] - 1]
     first, end = bounds(len(relevance), chunk, len(counts))
     values, places = np.empty(BLOCK, np.float32), np.empty(BLOCK, table.dtype)
     bad = False
     for start in range(first, end, BLOCK):
-        size = min(BLOCK, end - start)
-        for i in range(size):
-            values[i] = _read(scores, decode, start + i) + half
+        stop = min(start + BLOCK, end)
+        size = stop - start
+        here, flags, exist, into = scores[start:stop], relevance[start:stop], mask[start:stop], out[start:stop]
+        for i in range(len(here)):
+            values[i] = _read(here, decode, i) + half
             places[i] = cell_of(values[i], best, scale, last_cell)
         if masked:
-            for i in range(size):
-                bad |= (values[i] != values[i]) & (mask[start + i] != 0)
+            for i in range(len(exist)):
+                bad |= (values[i] != values[i]) & (exist[i] != 0)
         else:
             for i in range(size):
                 bad |= values[i] != values[i]
         for i in range(size):
             cell = np.uint32(places[i])
-            low, high = table[cell], table[cell + 1]
-            if low != high:
-                low = count_above(values[i], levels, low, high)
-            places[i] = low
-        if len(out):
-            if again:
-                for i in range(size):
-                    out[start + i] = out[start + i] if relevance[start + i] else places[i] - out[start + i]
-                if masked:
-                    for i in range(size):
-                        out[start + i] = out[start + i] if mask[start + i] else 0
-            else:
-                for i in range(size):
-                    out[start + i] = places[i]
-        for i in range(size):
-            places[i] = nowhere if relevance[start + i] else places[i]
+            place = table[cell]
+            if place < 0:
+                place = count_above(values[i], levels, ~place, better_up_to(table[cell + np.uint32(1)]))
+            places[i] = place
+        if again:
+            for i in range(len(into)):
+                into[i] = into[i] if flags[i] else places[i] - into[i]
+            if masked:
+                for i in range(len(into)):
+                    into[i] = into[i] if exist[i] else 0
+        else:
+            for i in range(len(into)):
+                into[i] = places[i]
+        for i in range(len(flags)):
+            places[i] = nowhere if flags[i] else places[i]
         if masked:
-            for i in range(size):
-                places[i] = places[i] if mask[start + i] else nowhere
+            for i in range(len(exist)):
+                places[i] = places[i] if exist[i] else nowhere
         for i in range(0, size - 1, 2):
             even[places[i]] += 1
             odd[places[i + 1]] += 1
@@ -312,9 +351,16 @@ def prepare(words, spare, n, out):
     levels = spare.view(np.float32)[:p]
     for m in range(p):
         levels[m] = score_of(words[m])
-    table = np.empty(max(16, min(CELLS * p, max(4 * p, n), MOST_CELLS)) + 1, out.dtype)
+    cells = max(min(CELLS * p, MANY_CELLS), min(FEWER_CELLS * p, MOST_CELLS))
+    table = np.empty(max(16, min(cells, max(4 * p, n))) + 1, out.dtype)
     best, scale = make_table(levels, table)
     return levels, table, best, scale
+
+
+@_compiled
+def no_counts(chunks, p, table):
+    """Zeroed histograms over p + 1 places and one for what does not count, ``[chunks, 1 or 2, p + 2]``."""
+    return np.zeros((chunks, 2 if p < TWO_HISTOGRAMS else 1, p + 2), table.dtype)
 
 
 @_compiled
@@ -323,7 +369,8 @@ def sum_counts(counts):
     total = 0
     for k in range(counts.shape[2] - 1):
         for chunk in range(len(counts)):
-            total += counts[chunk, 0, k] + counts[chunk, 1, k]
+            for histogram in range(counts.shape[1]):
+                total += counts[chunk, histogram, k]
         counts[0, 0, k] = total
     return counts[0, 0]
 
@@ -430,7 +477,7 @@ def terms(form, weights, above, per_list, steps):
 @_compiled
 def _place_all(scores, decode, relevance, mask, masked, half, words, spare, out, again):
     levels, table, best, scale = prepare(words, spare, len(relevance), out)
-    counts = np.zeros((1, 2, len(words) + 2), table.dtype)
+    counts = no_counts(1, len(words), table)
     nan = stream(scores, decode, relevance, mask, masked, half, levels, table, best, scale, out, again, counts, 0)
     return sum_counts(counts), nan
 

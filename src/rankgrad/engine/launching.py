@@ -1,0 +1,132 @@
+"""How the Triton kernels are launched: with little work on the host.
+
+Triton's own launch looks at the type and alignment of every argument each time, and at every pointer once more: on
+a slow host that takes longer than most kernels run. Here all that depends on shapes, dtypes and options alone
+is worked out once and kept in a :class:`Plan`: where the parts of one workspace lie, and the kernels compiled
+for it. A call then makes one allocation and hands out addresses.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_LINE = 256  # bytes; parts start at multiples of it
+
+
+@functools.cache
+def programs(device: torch.device) -> int:
+    """How many processors the device has; one where Triton is interpreted (programs run one after another)."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on_its_device(fn: _F) -> _F:
+    """Run a function on the device of its first argument: kernels are launched on the current one."""
+
+    @functools.wraps(fn)
+    def run(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        if tensor.is_cuda and tensor.device.index != torch._C._cuda_getDevice():
+            with torch.cuda.device(tensor.device):
+                return fn(tensor, *args, **options)
+        return fn(tensor, *args, **options)
+
+    return run  # type: ignore[return-value]
+
+
+class Part(NamedTuple):
+    """A piece of a workspace."""
+
+    offset: int
+    dtype: torch.dtype
+    length: int
+
+
+class Plan:
+    """What all evaluations of one kind share. Its key must decide every number, type and alignment they use."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.compiled: dict[tuple[Any, ...], Any] = {}
+
+    def part(self, dtype: torch.dtype, length: int) -> Part:
+        """Set aside room in the workspace."""
+        part = Part(self.size, dtype, length)
+        self.size += -(-length * dtype.itemsize // _LINE) * _LINE
+        return part
+
+
+class Launcher:
+    """One evaluation of a plan: its workspace, and the launching."""
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self.plan = plan
+        if plan.size:
+            self._room = torch.empty(plan.size, dtype=torch.uint8, device=device)
+            self._address = self._room.data_ptr()
+        self._stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+
+    def view(self, part: Part) -> Tensor:
+        """A part as a tensor."""
+        end = part.offset + part.length * part.dtype.itemsize
+        return self._room[part.offset : end].view(part.dtype)
+
+    def __call__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        *args: Any,
+        warps: int = 4,
+        together: bool = False,
+        **constants: Any,
+    ) -> None:
+        """``kernel[grid](*args, **constants)``; the constants in the order of the kernel's signature.
+
+        ``together``: all programs must run at once, or the launch fails.
+        """
+        key = (id(kernel), warps, *constants.values())
+        compiled = self.plan.compiled.get(key)
+        if compiled is None:
+            args = tuple(self.view(arg) if type(arg) is Part else arg for arg in args)
+            options = {"num_warps": warps, "launch_cooperative_grid": True} if together else {"num_warps": warps}
+            compiled = first_launch(kernel, grid, args, constants, options)
+            if compiled is not None:
+                self.plan.compiled[key] = compiled
+            return
+        addresses = []
+        for arg in args:
+            form = type(arg)
+            addresses.append(
+                self._address + arg.offset if form is Part else arg.data_ptr() if form is Tensor else arg
+            )
+        compiled.run(
+            grid[0], grid[1], 1, self._stream, compiled.function, compiled.packed_metadata, None, None, None,
+            *addresses, *constants.values(),
+        )  # fmt: skip
+
+
+def first_launch(kernel: Any, grid: tuple[int, int], args: Sequence[Any], constants: Any, options: Any) -> Any:
+    """By Triton, which compiles and returns the compiled kernel (None where it interprets)."""
+    names = kernel.arg_names[len(args) :]
+    assert names == [*constants], f"{kernel.__name__}: {names} were expected, not {[*constants]}"
+    return kernel[grid](*args, **constants, **options)
+
+
+def kinds(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """What Triton compiles for of tensors that come from outside: their dtypes, and which are not aligned."""
+    dtypes: list[Any] = []
+    addresses = 0
+    for tensor in tensors:
+        if tensor is None:
+            dtypes.append(None)
+        else:
+            dtypes.append(tensor.dtype)
+            addresses |= tensor.data_ptr()
+    if addresses % 16:
+        dtypes.extend([tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors])
+    return tuple(dtypes)
