@@ -98,7 +98,7 @@ def bench(
             ):
                 table.append(row)
                 progress.advance(task)
-            task = progress.add_task(f"{name}: embeddings", total=6 * len(batches))
+            task = progress.add_task(f"{name}: embeddings", total=(7 if name == "cuda" else 6) * len(batches))
             pairs = []
             for pair in retrieval.rows(place, batches):
                 pairs.append(pair)

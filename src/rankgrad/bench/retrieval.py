@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankgrad.bench import timing
+from rankgrad.cuda_graphs import CALLS_BEFORE, graphed
 from rankgrad.engine import dispatch, reference
 from rankgrad.losses import RecallLoss
 
@@ -49,23 +50,31 @@ def _similarity_alone(embeddings: Tensor, labels: Tensor) -> Tensor:
     return (unit @ unit.T).sum()
 
 
-def _losses(batch: int, device: torch.device) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor], bool]]:
-    """Name, loss, and whether it is ours (to be held against the reference)."""
-    yield "similarity alone", _similarity_alone, False
-    yield "recall", RecallLoss().to(device).eval(), True
-    yield "recall, max_relevant", RecallLoss(max_relevant=PER_CLASS - 1).to(device).eval(), True
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def _losses(batch: int, device: torch.device) -> Iterator[tuple[str, Loss, Loss | None]]:
+    """Name, loss, and the plain Module whose result by the reference it must have, if it is ours."""
+    yield "similarity alone", _similarity_alone, None
+    recall = RecallLoss().to(device).eval()
+    yield "recall", recall, recall
+    if device.type == "cuda":
+        yield "recall, graphed", graphed(recall).eval(), recall
+    hinted = RecallLoss(max_relevant=PER_CLASS - 1).to(device).eval()
+    yield "recall, max_relevant", hinted, hinted
     filled = RecallLoss(memory=3).to(device)
     for seed in range(3):
         torch.manual_seed(seed + 1)
         filled(*_batch(batch, device))
-    yield "recall, memory 3", filled.eval(), True
+    filled.eval()
+    yield "recall, memory 3", filled, filled
     try:
         from pytorch_metric_learning import losses as rivals
     except ModuleNotFoundError:
         return
-    yield "pml FastAP", rivals.FastAPLoss(), False
+    yield "pml FastAP", rivals.FastAPLoss(), None
     if batch <= 512:  # needs memory for batch^3 numbers
-        yield "pml SmoothAP", rivals.SmoothAPLoss(), False
+        yield "pml SmoothAP", rivals.SmoothAPLoss(), None
 
 
 def _batch(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -73,16 +82,18 @@ def _batch(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, DIM, device=device), labels
 
 
-def measure(name: str, step: Step, batch: int, device: torch.device, *, ours: bool) -> Row:
-    """One row; no time for a gradient that is not the reference's."""
-    if ours:
-        got = step().clone()
+def measure(name: str, step: Step, batch: int, device: torch.device, *, oracle: Step | None) -> Row:
+    """One row; no time for a gradient that is not the ``oracle``'s by the reference."""
+    if oracle is not None:
+        for _ in range(CALLS_BEFORE + 2):  # recorded losses are replayed by then
+            got = step().clone()
         with dispatch.forced(reference):
-            expected = step()
+            expected = oracle()
         if not torch.equal(got, expected):
             return Row(batch, name, None, None, None, "differs from the reference")
     try:
-        replay = timing.graph_seconds(step, device) if ours and device.type == "cuda" else None
+        captured = oracle is not None and device.type == "cuda" and "graphed" not in name
+        replay = timing.graph_seconds(step, device) if captured else None
         return Row(batch, name, timing.seconds(step, device), replay, timing.peak_bytes(step, device))
     except torch.OutOfMemoryError:
         return Row(batch, name, None, None, None, "does not fit")
@@ -93,8 +104,9 @@ def rows(device: torch.device, batches: tuple[int, ...]) -> Iterator[Row]:
     for batch in batches:
         torch.manual_seed(0)
         data = _batch(batch, device)
-        for name, loss, ours in _losses(batch, device):
-            yield measure(name, _step(loss, *data), batch, device, ours=ours)
+        for name, loss, plain in _losses(batch, device):
+            oracle = None if plain is None else _step(plain, *data)
+            yield measure(name, _step(loss, *data), batch, device, oracle=oracle)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
