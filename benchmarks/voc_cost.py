@@ -107,7 +107,7 @@ def measure(side: tuple[int, int] = (384, 480), backbone: str = "resnet50", time
     base = statistics.median(steps["cross entropy"])
     none = statistics.median(alone["cross entropy"])
     for name, found in alone.items():
-        step_cells = " | |"
+        step_cells = "- | - |"
         if name in steps:
             took = statistics.median(steps[name])
             step_cells = f"{took:.2f} | {100 * (took - base) / base:.2f} |"

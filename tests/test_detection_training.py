@@ -298,4 +298,5 @@ def test_what_the_loss_costs(monkeypatch):
     text = voc_cost.measure((64, 64), "tiny", times=1)
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "loss" not in line]
     assert [row[0] for row in rows] == ["| cross entropy", "| ranking", "| ranking, not recorded"]
-    assert all(float(row[3]) > 0 for row in rows) and all(float(row[1]) > 0 for row in rows[:2])
+    assert all(float(row[3]) > 0 for row in rows), text
+    assert all(float(row[1]) > 0 for row in rows[:2])

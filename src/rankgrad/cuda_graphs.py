@@ -26,15 +26,19 @@ class _Recording:
     def __init__(self, loss: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.loss, self.calls = loss, 0
         self.places = [_place_of(value) if isinstance(value, Tensor) else value for value in inputs]
+        # The parameters under other handles: what autograd knows of the originals belongs to another stream.
+        self.parameters = {
+            name: one.detach().requires_grad_() for name, one in loss.named_parameters() if one.requires_grad
+        }
         self.wanted = [place for place in self.places if isinstance(place, Tensor) and place.requires_grad]
-        self.wanted += [parameter for parameter in loss.parameters() if parameter.requires_grad]
+        self.wanted += self.parameters.values()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.results: list[Tensor | None] = []
 
     def _run(self) -> list[Tensor | None]:
         """The loss at the places, and its gradients at an upstream gradient of one."""
         with torch.enable_grad():
-            value: Tensor = self.loss(*self.places)
+            value: Tensor = torch.func.functional_call(self.loss, self.parameters, tuple(self.places))
             return [value.detach(), *torch.autograd.grad(value, self.wanted, allow_unused=True)]
 
     def run(self, inputs: tuple[Any, ...]) -> list[Tensor | None]:

@@ -84,7 +84,8 @@ def detect(network: model.Detector, source: Source, config: Config) -> dict[str,
     """
     network.eval()
     order = source.ratios().argsort(stable=True)  # like shapes together
-    mine = order[distributed.rank() :: distributed.count()].split(config.batch.test_size)
+    # whole batches are shared out: what stands beside a picture decides the size of its canvas
+    mine = order.split(config.batch.test_size)[distributed.rank() :: distributed.count()]
     found: dict[str, dict[int, dict[str, Tensor]]] = {scores: {} for scores in config.scorings()}
     with torch.inference_mode():
         for at, rows in enumerate(mine):
