@@ -1,6 +1,6 @@
-"""The cold start of average precision on a linear classifier: a table, and with --figure a picture.
+"""The cold start of average precision on a linear classifier, as a table; `rankgrad figure cold-start` draws it.
 
-python benchmarks/cold_start.py [--figure cold_start.png] [--out table.md]
+python benchmarks/cold_start.py [--out table.md]
 """
 
 from __future__ import annotations
@@ -39,37 +39,15 @@ def table(curves: dict[str, Curve]) -> str:
     return "\n".join([*lines, ""])
 
 
-def draw(curves: dict[str, Curve], path: Path) -> None:
-    """mAP, and the size of the gradient against cross entropy's, over the steps."""
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4), layout="constrained")
-    for name, curve in curves.items():
-        style = "--" if "+" in name else "-"
-        left.plot(curve.steps, curve.mean_average_precision, style, label=name)
-        ratio = [a / b for a, b in zip(curve.gradient, curve.cross_entropy_gradient, strict=True)]
-        right.plot(curve.steps, ratio, style, label=name)
-    left.set(xlabel="step", ylabel="mAP of unseen items, %", ylim=(0, 100))
-    right.set(xlabel="step", ylabel="gradient at the logits / cross entropy's", yscale="log")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
-    """Measure, write, draw."""
+    """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--figure", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     curves = cold_start()
     print(table(curves))
     if args.out is not None:
         write_text(args.out, table(curves))
-    if args.figure is not None:
-        draw(curves, args.figure)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def check_command(words):
         assert word in command.commands, word
         command = command.commands[word]
     given = command.make_context(word, list(words)).params
-    if "recipe" in given:
+    if {"recipe", "settings"} <= set(given):
         _, config = recipes.load(given["recipe"], given["settings"] or [])
         if config.task == "retrieval":
             losses.build(config.loss, config.miner, classes=4, embedding=8)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rankgrad.engine import cpu, cuda, reference
 
-#: With fewer scores than this, plain torch is done before Numba's kernels would have been loaded.
-SMALL_ON_CPU = 1 << 15
+#: With fewer scores than this, plain torch takes a millisecond or two: not worth loading Numba's kernels, which
+#: takes half a second, and 15 s on the first use of all, when they are compiled.
+SMALL_ON_CPU = 1 << 13
 
 
 @functools.cache
