@@ -27,6 +27,7 @@ from rankgrad.detection import (
     use_ranking_loss,
 )
 from rankgrad.detection.inference import detections_of
+from rankgrad.detection.region_loss import padded
 
 CLASSES = 4
 
@@ -134,6 +135,22 @@ def test_the_loss_is_that_of_the_sampled_regions():
     relevance = F.one_hot(seen["labels"], 1 + CLASSES)[:, 1:].bool()
     ranking = rankgrad.ClassRankingLoss(form="log_ap", memory=0)(odds, relevance)
     torch.testing.assert_close(loss, 2 * plain_loss + 0.5 * ranking)
+
+
+@pytest.mark.parametrize("form", ["ap", "log_ap"])
+def test_padding_changes_nothing(form):
+    """On a GPU batches are padded to one number of regions: the same losses, gradients and memory as without."""
+    plain, filled = (RegionLoss(form=form, memory=2) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    for count in (64, 40, 17, 64, 0, 33):
+        logits = torch.randn(count, 6, generator=generator)
+        labels = torch.randint(0, 6, (count,), generator=generator)
+        one, other = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+        values = plain(one, labels), filled(*padded(other, labels, 64))
+        torch.testing.assert_close(*values)
+        for value in values:
+            (3 * value).backward()
+        torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_cross_entropy_alone_is_torchvisions_own():

@@ -24,8 +24,8 @@ def use_ranking_loss(
 
     Nothing is added to the model's ``state_dict``: weights are exchanged freely with a plain model's. The
     memory is state of the training, in ``ranking_loss(model).state_dict()``; save that too if training goes on.
-    The loss is no submodule: ``model.to(...)`` leaves it alone, it follows the logits by itself. On a GPU it is
-    recorded and replayed (:func:`rankgrad.graphed`).
+    The loss is no submodule: ``model.to(...)`` leaves it alone, it follows the logits by itself. On a GPU
+    :class:`RegionLoss` is recorded and replayed (:func:`rankgrad.graphed`).
 
     Args:
         model: With ``roi_heads`` as torchvision's detectors have, any backbone and box head.
@@ -55,7 +55,8 @@ def use_ranking_loss(
     scores = scores or getattr(loss, "rank", "softmax")
     plain(model)
     heads.__dict__[roi_heads.LOSS] = loss
-    heads.__dict__[roi_heads.REPLAYED] = graphed(loss)
+    # Others' losses may do what cannot be recorded.
+    heads.__dict__[roi_heads.REPLAYED] = graphed(loss) if type(loss) is RegionLoss else loss
     heads.__dict__[roi_heads.SCORES] = _check.one_of("scores", scores, SCORES)
     heads.__class__ = roi_heads.exchanged(type(heads))
     return model

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import RoIHeads
 
+from rankgrad.cuda_graphs import Graphed
 from rankgrad.detection.inference import detections_of
-from rankgrad.detection.region_loss import RegionLoss, padded
+from rankgrad.detection.region_loss import padded
 
 #: Attributes that hold what the drop-in needs. They are no submodules: the state_dict stays torchvision's.
 LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
@@ -67,10 +68,10 @@ class RankingHeads:
         """The given loss. On a GPU it is recorded and replayed, so batches get the same number of regions."""
         together = torch.cat(labels)
         inputs: tuple[Tensor, ...] = (class_logits, together)
-        if class_logits.is_cuda and isinstance(self.__dict__[LOSS], RegionLoss):
+        replayed: nn.Module = self.__dict__[REPLAYED]
+        if class_logits.is_cuda and isinstance(replayed, Graphed):
             most = len(labels) * self.fg_bg_sampler.batch_size_per_image
             inputs = padded(class_logits, together, max(most, len(class_logits)))
-        replayed: nn.Module = self.__dict__[REPLAYED]
         return cast(Tensor, replayed.train()(*inputs))
 
     def postprocess_detections(
