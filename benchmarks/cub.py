@@ -16,11 +16,8 @@ import json
 import statistics
 from pathlib import Path
 
-import torch
-
 from benchmarks import side_by_side
 from benchmarks.side_by_side import mean_of
-from rankgrad.training import machine
 from rankgrad.training.checkpoint import write_text
 
 OURS = "loss.lam={lam} loss.margin={margin} loss.memory={memory}"
@@ -85,10 +82,11 @@ def main() -> None:
 
 def table(out: Path, every: list[str]) -> str:
     """The table with what it was measured on."""
-    about = machine.describe(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    about = side_by_side.machine_of(out)
     private = [setting for setting in every if not setting.startswith(("data.root", "weights"))]
+    held_out = "" if "hold_out=0.0" in every else ", held-out training classes"
     lines = [
-        "# CUB-200-2011, ResNet-50: mean ± standard deviation over seeds",
+        f"# CUB-200-2011, ResNet-50{held_out}: mean ± standard deviation over seeds",
         "",
         f"{about['hardware']}. {about['versions']}. {about['started']}.",
         "",

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rankgrad.training import machine
+
 
 class Job(NamedTuple):
     """A run: ``rankgrad train RECIPE SETTINGS`` into a folder."""
@@ -137,3 +139,12 @@ def mean_of(values: list[float]) -> str:
     """``71.2 ± 0.3``."""
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.1f}{spread}"
+
+
+def machine_of(out: Path) -> dict[str, str]:
+    """What the runs ran on; the table may be made elsewhere."""
+    described = sorted(out.glob("*/seed-*/machine.json"))
+    found: dict[str, str] = (
+        json.loads(described[0].read_text()) if described else machine.describe(torch.device("cpu"))
+    )
+    return found

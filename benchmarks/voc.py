@@ -19,11 +19,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks import side_by_side
 from benchmarks.side_by_side import mean_of
-from rankgrad.training import machine
 from rankgrad.training.checkpoint import write_text
 
 BLEND, ALONE = "loss=ranking", "loss=ranking loss.cross_entropy=0"
@@ -72,8 +69,7 @@ def finished(out: Path, rows: list[str]) -> dict[str, list[tuple[dict[str, Any],
 
 def table(out: Path, rows: list[str], every: list[str]) -> str:
     """The table with what it was measured on; last evaluations, no choosing on the test pictures."""
-    described = sorted(out.glob("*/seed-*/machine.json"))  # of the runs: the table may be made elsewhere
-    about = json.loads(described[0].read_text()) if described else machine.describe(torch.device("cpu"))
+    about = side_by_side.machine_of(out)
     private = [setting for setting in every if not setting.startswith(("data.root", "weights"))]
     found = finished(out, rows)
     metrics = [f"{m} {s}" for s in ("softmax", "odds") for m in ("AP50", "AP50-11", "AP")]

@@ -11,3 +11,6 @@ hypothesis.settings.load_profile("default")
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)  # commands that set it must not change what the next test computes

@@ -75,6 +75,15 @@ def test_the_order_stays_and_the_threshold_gets_a_meaning(rank):
     assert len(plain(model).eval()(batch()[0])) == 2
 
 
+def test_twice_is_once():
+    model = ranked("odds")
+    calibrate(model)
+    layer = model.roi_heads.box_predictor.cls_score
+    before = layer.weight.detach().clone(), layer.bias.detach().clone()
+    calibrate(model)
+    torch.testing.assert_close((layer.weight, layer.bias), before, rtol=1e-3, atol=1e-3)
+
+
 def test_what_cannot_be_calibrated():
     with pytest.raises(ValueError, match="a memory with regions"):
         calibrate(use_ranking_loss(detector()))

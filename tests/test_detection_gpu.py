@@ -85,7 +85,7 @@ def test_a_recorded_loss_is_the_loss(form, memory):
         if step == 8:
             eager.reset()
             recorded.loss.reset()
-    assert any(one.graph is not None for one in recorded._recordings.values())
+    assert any(one.replay is not None for one in recorded._recordings.values())
 
 
 def test_a_step_in_half_precision():

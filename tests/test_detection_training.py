@@ -47,8 +47,7 @@ SMALL = [
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """With several threads torch may add in another order in a process's first run than in a later one; runs in
-    processes of their own are equal to the bit either way."""
+    """For all runs of the module alike: how sums are split over threads decides their last bit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -61,11 +60,8 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_no_pictures_kept():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _no_pictures_kept():
     yield
-    torch.set_num_threads(before)
     read_sources.cache_clear()
 
 

@@ -97,8 +97,9 @@ def test_compile_vmap_and_nan():
         loss(scores, relevance)
 
 
-def test_opcheck():
-    scores, relevance = torch.randn(1, 3, 12), torch.rand(1, 3, 12) < 0.3
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_opcheck(dtype):
+    scores, relevance = torch.randn(1, 3, 12, dtype=dtype), torch.rand(1, 3, 12) < 0.3
     ops = torch.ops.rankgrad
     above, position, _, _ = ops.relevant_ranks(scores, relevance, None, 0.1, False)
     arguments = (scores, relevance, None, 0.1, position, above.double(), 0.5)
@@ -113,6 +114,8 @@ def test_lam_or_window():
         rankgrad.average_precision_loss(scores, relevance, lam=0.2, window=0.1)
     with pytest.raises(ValueError, match=r"window: expected a finite number > 0, received 0"):
         rankgrad.recall_loss(scores, relevance, window=0)
+    with pytest.raises(ValueError, match=r"lam, window: expected one of them, received lam=4 and window=0.1"):
+        rankgrad.RecallLoss(lam=4, window=0.1)
     assert "window=0.1" in repr(rankgrad.AveragePrecisionLoss(window=0.1))
     assert "lam=0.2" in repr(rankgrad.AveragePrecisionLoss())
 
@@ -173,6 +176,14 @@ def test_what_the_bars_ask_for_costs_nothing():
     value.backward()
     assert value == 0
     assert not embeddings.grad.any()
+
+
+def test_proxies_compile():
+    torch.manual_seed(6)
+    loss = rankgrad.ProxyRankingLoss(4, 6)
+    embeddings, labels = torch.randn(8, 6), torch.arange(8) // 2
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(embeddings, labels), loss(embeddings, labels))
 
 
 def test_proxies_complain_by_name():

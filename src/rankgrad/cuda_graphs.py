@@ -6,6 +6,7 @@ needs ten times as long to ask for them. A CUDA graph asks once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,15 +17,15 @@ from rankgrad.engine.precision import compute_dtype
 
 #: Calls of a kind before it is recorded: kernels get compiled in them, and a memory takes its shape.
 CALLS_BEFORE = 3
-#: Kinds of calls that are recorded; further ones run as they always did.
+#: Kinds of calls that are kept recorded; the oldest makes room for another.
 MOST_RECORDINGS = 16
 
 
 class _Recording:
     """Loss and gradients of one kind of call, as a graph over tensors that stay where they are."""
 
-    def __init__(self, loss: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.loss, self.calls = loss, 0
+    def __init__(self, loss: nn.Module, inputs: Sequence[Any], names: Sequence[str]) -> None:
+        self.loss, self.names, self.calls = loss, names, 0
         self.places = [_place_of(value) if isinstance(value, Tensor) else value for value in inputs]
         # The parameters under other handles: what autograd knows of the originals belongs to another stream.
         self.parameters = {
@@ -32,28 +33,38 @@ class _Recording:
         }
         self.wanted = [place for place in self.places if isinstance(place, Tensor) and place.requires_grad]
         self.wanted += self.parameters.values()
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.replay: Callable[[], None] | None = None
         self.results: list[Tensor | None] = []
 
-    def _run(self) -> list[Tensor | None]:
+    def run_once(self) -> list[Tensor | None]:
         """The loss at the places, and its gradients at an upstream gradient of one."""
+        plain = len(self.places) - len(self.names)
+        named = dict(zip(self.names, self.places[plain:], strict=True))
         with torch.enable_grad():
-            value: Tensor = torch.func.functional_call(self.loss, self.parameters, tuple(self.places))
+            value: Tensor = torch.func.functional_call(
+                self.loss, self.parameters, tuple(self.places[:plain]), named
+            )
             return [value.detach(), *torch.autograd.grad(value, self.wanted, allow_unused=True)]
 
-    def run(self, inputs: tuple[Any, ...]) -> list[Tensor | None]:
+    def record(self) -> tuple[Callable[[], None], list[Tensor | None]]:
+        """A function that runs once more what :meth:`run_once` does, and the tensors it writes."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on with what they do, pinning memory for the next batch for example.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            results = self.run_once()
+        return graph.replay, results
+
+    def run(self, inputs: Sequence[Any]) -> list[Tensor | None]:
         """The loss at these inputs and its gradients: the first times as ever, then recorded, then replayed."""
         for place, value in zip(self.places, inputs, strict=True):
             if isinstance(place, Tensor):
                 place.detach().copy_(value.detach())
         self.calls += 1
         if self.calls <= CALLS_BEFORE:
-            return self._run()
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.results = self._run()
-        self.graph.replay()
+            return self.run_once()
+        if self.replay is None:
+            self.replay, self.results = self.record()
+        self.replay()
         # The next replay writes over the results: somebody may still need them then.
         return [None if one is None else one.clone() for one in self.results]
 
@@ -69,7 +80,7 @@ class _Replay(torch.autograd.Function):
     """A recording as a step of autograd. The gradient is there already, and linear in what arrives."""
 
     @staticmethod
-    def forward(ctx: Any, recording: _Recording, inputs: tuple[Any, ...], *wanted: Tensor) -> Any:
+    def forward(ctx: Any, recording: _Recording, inputs: Sequence[Any], *wanted: Tensor) -> Any:
         value, *gradients = recording.run(inputs)
         ctx.dtypes = [one.dtype for one in wanted]
         ctx.save_for_backward(*gradients)
@@ -93,21 +104,28 @@ class Graphed(nn.Module):
         self.loss = loss
         self._recordings: dict[Any, _Recording] = {}
 
-    def forward(self, *inputs: Any) -> Tensor:
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """What the loss returns."""
-        recording = self._recording(inputs) if self._may_replay(inputs) else None
-        if recording is None:
-            return cast(Tensor, self.loss(*inputs))
-        wanted = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
+        together = (*inputs, *named.values())
+        if not self._may_replay(together):
+            return cast(Tensor, self.loss(*inputs, **named))
+        recording = self._recording(together, tuple(named))
+        wanted = [value for value in together if isinstance(value, Tensor) and value.requires_grad]
         wanted += [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
-        return cast(Tensor, _Replay.apply(recording, inputs, *wanted))
+        return cast(Tensor, _Replay.apply(recording, together, *wanted))
 
-    def _recording(self, inputs: tuple[Any, ...]) -> _Recording | None:
-        """The recording for a call like this one; None where there are too many kinds already."""
-        key = self._kind(inputs)
-        if key not in self._recordings and len(self._recordings) < MOST_RECORDINGS:
-            self._recordings[key] = _Recording(self.loss, inputs)
-        return self._recordings.get(key)
+    def reset(self) -> None:
+        """Forget the loss's memory, if it has one."""
+        cast(Any, self.loss).reset()
+
+    def _recording(self, inputs: tuple[Any, ...], names: tuple[str, ...]) -> _Recording:
+        """The recording for a call like this one; the oldest makes room where there are too many."""
+        key = (self._kind(inputs), names)
+        if key not in self._recordings:
+            if len(self._recordings) >= MOST_RECORDINGS:
+                del self._recordings[next(iter(self._recordings))]
+            self._recordings[key] = _Recording(self.loss, inputs, names)
+        return self._recordings[key]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy records anew: a graph belongs to its tensors."""
@@ -125,16 +143,23 @@ class Graphed(nn.Module):
         )
 
     def _kind(self, inputs: tuple[Any, ...]) -> Any:
-        """What a recording depends on: the inputs' form, and where the loss keeps parameters and memory."""
+        """What a recording depends on: the inputs' form, the loss's settings, and where its tensors are."""
         form = tuple(
             (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
             for value in inputs
         )
         state = tuple(
-            (one.data_ptr(), one.shape, one.requires_grad)
+            (one.data_ptr(), one.shape, one.dtype, one.requires_grad)
             for one in (*self.loss.parameters(), *self.loss.buffers())
         )
-        return form, state, self.training, torch.is_autocast_enabled("cuda")
+        settings = tuple(
+            (name, value)
+            for module in self.loss.modules()
+            for name, value in vars(module).items()
+            if value is None or isinstance(value, bool | int | float | str)
+        )
+        modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32
+        return form, state, settings, modes
 
 
 def graphed(loss: nn.Module) -> Graphed:
@@ -150,8 +175,8 @@ def graphed(loss: nn.Module) -> Graphed:
     their gradients exist once more in memory.
 
     Args:
-        loss: A Module whose inputs are positional, which does the same work for inputs of the same form, and whose
-            result is a scalar; all Modules of this library are such.
+        loss: A Module which does the same work for inputs of the same form, and whose result is a scalar; all
+            Modules of this library are such. Changed settings (``lam``, ``margin``, training or not) are seen.
 
     Returns:
         A Module with the same call. Its state_dict holds the loss's under ``loss.``.

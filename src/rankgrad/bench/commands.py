@@ -146,6 +146,7 @@ def bench(
     if json_file:
         json_file.write_text(json.dumps({"date": today, "command": command, **numbers}, indent=1))
     wrong = [r for n in numbers.values() for r in n["lists"] if not r["equal"]]
+    wrong += [r for n in numbers.values() for r in n["retrieval"] if "differs" in r["note"]]
     if wrong:
         raise typer.Exit(1)
 

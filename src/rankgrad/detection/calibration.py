@@ -94,4 +94,6 @@ def calibrate(model: Model) -> Model:
         values[1:] *= slope
         values[0] = 0
     layer.bias[1:] += offset
+    remembered: Tensor = loss.ranking.memory.get_buffer("scores")
+    remembered.mul_(slope).add_(offset)  # of the new scale too
     return model

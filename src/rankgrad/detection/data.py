@@ -164,12 +164,12 @@ def read(config: Data) -> Splits:
         "train": [row for base, part in train for row in _raw(base, part, config.workers)],
         "test": [row for base, part in test for row in _raw(base, part, config.workers)],
     }
-    if config.test_limit:
-        raw["test"] = raw["test"][: config.test_limit]
     if config.name != "voc":
         official = {"training pictures": 5011 if config.name == "voc07" else 16551, "test pictures": 4952}
         found = {"training pictures": len(raw["train"]), "test pictures": len(raw["test"])}
         check_counts(config, found, official)
+    if config.test_limit:
+        raw["test"] = raw["test"][: config.test_limit]
     everything = [row for rows in raw.values() for row in rows]
     classes: tuple[str, ...] = VOC
     if config.name == "voc":

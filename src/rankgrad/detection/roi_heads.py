@@ -69,6 +69,8 @@ class RankingHeads:
         together = torch.cat(labels)
         inputs: tuple[Tensor, ...] = (class_logits, together)
         replayed: nn.Module = self.__dict__[REPLAYED]
+        if any(one.numel() and one.device != class_logits.device for one in replayed.buffers()):
+            replayed.to(class_logits.device)  # a memory that was loaded elsewhere
         if class_logits.is_cuda and isinstance(replayed, Graphed):
             most = len(labels) * self.fg_bg_sampler.batch_size_per_image
             inputs = padded(class_logits, together, max(most, len(class_logits)))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rankgrad.detection.config import Config
+from rankgrad.training.errors import UserError
 
 __all__ = ["Config", "build_task", "evaluate_checkpoint", "listing", "report_sections"]
 
@@ -43,6 +44,9 @@ def evaluate_checkpoint(
         device
     )
     _, source, classes = read_sources(config.data, device, train=False)
+    if list(classes) != list(notes["classes"]):
+        told = f"expected the classes of the checkpoint ({', '.join(notes['classes'])})"
+        raise UserError(f"--data: {told}, found {', '.join(classes)}")
     found = detect(network, source, config)
     stands = {scores: evaluate(f, source.scenes.objects, len(classes)) for scores, f in found.items()}
     return {key: value for scores, stand in stands.items() for key, value in stand.summary(scores).items()}

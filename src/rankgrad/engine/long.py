@@ -117,9 +117,10 @@ class Long:
                 BLOCK=_SORT_BLOCK, PIECE=_MERGE_PIECE, warps=8, together=sorters > 1,
             )  # fmt: skip
         except RuntimeError as error:  # a device with room for fewer than the one this was measured on
-            if "cooperative" not in str(error) or _sorters.get(device) == 1:
+            if "cooperative" not in str(error) or sorters == 1:
                 raise
-            _sorters[device] = 1
+            # one a processor, and if there is no room for that either, one alone, which waits for nobody
+            _sorters[device] = 1 if _sorters.get(device, _SORTERS) > 1 else 0
             self._merge(words, again)
 
     def place(self, changes: Tensor | None, *, again: bool) -> None:

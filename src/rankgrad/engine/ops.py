@@ -258,6 +258,9 @@ def _scale(
     # A list whose loss is NaN must not send a harmless-looking gradient: 0 * NaN is NaN.
     factor = factor / (lam * items.clamp(min=1).double()) + 0 * losses
     factor = factor.to(compute_dtype(out.dtype)).unsqueeze(-1)
+    if changes.is_floating_point():  # nothing to cast
+        torch.mul(changes, factor, out=out)
+        return
     width = max(1, _BLOCK // max(1, factor.numel()))
     for start in range(0, changes.shape[-1], width):  # on the CPU torch would cast all of the integers first
         part = slice(start, start + width)

@@ -67,4 +67,4 @@ def window_gradient(
     gradient = (sums.gather(-1, after) - sums.gather(-1, before)).where(others, 0)
     gradient = torch.nn.functional.pad(gradient, (0, 1))  # one more place, where empty slots write
     gradient = gradient.scatter(-1, position, -(pull * passed).where(filled, 0))
-    return gradient[..., :n].to(compute_dtype(scores.dtype))
+    return gradient[..., :n].to(compute_dtype(scores.dtype)).contiguous()

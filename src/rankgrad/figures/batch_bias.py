@@ -43,7 +43,8 @@ def draw(sources: Sources) -> list[Drawing]:
             mean, deviation = (np.array([each(one) for one in found]) for each in (np.nanmean, np.nanstd))
             told = f"memory of {memory} batches" if memory else "no memory"
             axes.plot(fits, mean, color=colour, marker=marker, ms=4, label=told)
-            axes.fill_between(fits, mean - deviation, mean + deviation, color=colour, alpha=0.15, lw=0)
+            upper = np.minimum(mean + deviation, 1)  # there is no mAP above
+            axes.fill_between(fits, mean - deviation, upper, color=colour, alpha=0.15, lw=0)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()

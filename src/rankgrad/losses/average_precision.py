@@ -143,7 +143,7 @@ class AveragePrecisionLoss(EmbeddingLoss):
     Every embedding is a query against all others (itself excluded) and the memory. Any class sizes.
 
     Args:
-        lam: Interpolation strength, > 0.
+        lam: Interpolation strength, > 0; 0.2 if neither it nor ``window`` is given.
         margin: Score margin, in cosine similarity.
         log: Average -log(precision) instead of 1 - precision.
         memory: How many past batches serve as extra candidates.
@@ -154,7 +154,7 @@ class AveragePrecisionLoss(EmbeddingLoss):
 
     def __init__(
         self,
-        lam: float = 0.2,
+        lam: float | None = None,
         margin: float = 0.05,
         log: bool = False,
         memory: int = 0,

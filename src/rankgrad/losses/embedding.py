@@ -18,7 +18,7 @@ class EmbeddingLoss(nn.Module):
 
     def __init__(
         self,
-        lam: float,
+        lam: float | None,
         margin: float,
         memory: int,
         max_relevant: int | None,
@@ -26,7 +26,9 @@ class EmbeddingLoss(nn.Module):
         window: float | None,
     ) -> None:
         super().__init__()
-        self.lam = _check.lam(lam) if window is None else None
+        if lam is not None and window is not None:
+            raise ValueError(f"lam, window: expected one of them, received lam={lam!r} and window={window!r}")
+        self.lam = _check.lam(0.2 if lam is None else lam) if window is None else None
         self.window = None if window is None else _check.positive("window", window)
         self.margin = _check.non_negative("margin", margin)
         self.memory = EmbeddingMemory(_check.count("memory", memory, at_least=0))

@@ -76,9 +76,10 @@ class ProxyRankingLoss(nn.Module):
         check_batch(embeddings, labels, None, None, None, items)
         if embeddings.shape[1] != self.proxies.shape[1]:
             raise _check.fail("embeddings", f"rows of length {self.proxies.shape[1]}, as the proxies", embeddings)
-        if labels.device.type == "cpu" and bool(((labels < 0) | (labels >= len(self.proxies))).any()):
-            received = labels[(labels < 0) | (labels >= len(self.proxies))][0].item()
-            raise _check.fail("labels", f"0 to {len(self.proxies) - 1} (num_classes - 1)", received)
+        if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+            unknown = labels[(labels < 0) | (labels >= len(self.proxies))]
+            if len(unknown):
+                raise _check.fail("labels", f"0 to {len(self.proxies) - 1} (num_classes - 1)", unknown[0].item())
         rows = unit_length(embeddings)
         if self.distributed:
             rows, labels = distributed.gather(rows), distributed.gather(labels)

@@ -64,7 +64,7 @@ def recall_loss(
             (as the CPU always does). The same for relevance that is neither 0 nor 1.
         max_relevant: A bound on the relevant items of a list, if you know one: memory is then sized by it, and
             lists of which an eighth or more may be relevant are sorted whole. Only speed depends on it; if it
-            is wrong, the CPU raises and on a GPU the loss is NaN.
+            is wrong, the CPU raises and on a GPU the loss is NaN. With ``window`` or a callable it has no effect.
         lists: How many lists count, a scalar tensor, where other processes have some of them; the result is then
             this call's share of their mean.
 
@@ -103,7 +103,7 @@ class RecallLoss(EmbeddingLoss):
     Every embedding is a query against all others (itself excluded) and the memory. Any class sizes.
 
     Args:
-        lam: Interpolation strength, > 0.
+        lam: Interpolation strength, > 0; 0.2 if neither it nor ``window`` is given.
         margin: Score margin, in cosine similarity.
         weight: As in :func:`recall_loss`.
         memory: How many past batches serve as extra candidates.
@@ -122,7 +122,7 @@ class RecallLoss(EmbeddingLoss):
 
     def __init__(
         self,
-        lam: float = 0.2,
+        lam: float | None = None,
         margin: float = 0.02,
         weight: Weight = "loglog",
         memory: int = 0,
