@@ -44,6 +44,8 @@ ROWS = {
     "CE + log_ap on odds, lambda 0.1": f"{BLEND} loss.form=log_ap loss.rank=odds loss.lam=0.1",
     "CE + log_ap on odds, lambda 2.5": f"{BLEND} loss.form=log_ap loss.rank=odds loss.lam=2.5",
     "CE + log_ap on odds, no margin": f"{BLEND} loss.form=log_ap loss.rank=odds loss.margin=0",
+    "CE + ap on odds, window 2": f"{BLEND} loss.form=ap loss.rank=odds loss.window=2",
+    "CE + log_ap on odds, window 2": f"{BLEND} loss.form=log_ap loss.rank=odds loss.window=2",
     "CE + log_ap on odds, weight 0.3": f"{BLEND} loss.form=log_ap loss.rank=odds loss.weight=0.3",
 }
 

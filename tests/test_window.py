@@ -120,6 +120,24 @@ def test_lam_or_window():
     assert "lam=0.2" in repr(rankgrad.AveragePrecisionLoss())
 
 
+def test_class_scores_by_window():
+    """Both parts of the detection loss with the window's gradient, the memory's columns without one."""
+    torch.manual_seed(7)
+    loss = rankgrad.ClassRankingLoss(window=0.5, margin=0.2, memory=1, form="log_ap")
+    assert "window=0.5" in repr(loss)
+    old, old_relevance = torch.randn(12, 3, dtype=torch.float64), torch.rand(12, 3) < 0.3
+    loss(old, old_relevance)
+    now = torch.randn(10, 3, dtype=torch.float64, requires_grad=True)
+    relevance = torch.rand(10, 3) < 0.3
+    loss(now, relevance).backward()
+    scores = torch.cat([now.detach(), old]).numpy()
+    all_relevance = torch.cat([relevance, old_relevance]).numpy()
+    by_class = oracles.window_gradient(scores.T, all_relevance.T, "log_ap", 0.5, 0.2).T
+    pooled = oracles.window_gradient(scores.reshape(1, -1), all_relevance.reshape(1, -1), "log_ap", 0.5, 0.2)
+    expected = (2 * by_class + pooled.reshape(scores.shape)) / 3
+    np.testing.assert_allclose(now.grad.numpy(), expected[:10], rtol=1e-9, atol=1e-13)
+
+
 # ------------------------------------------------------------------------------------------ proxies
 
 

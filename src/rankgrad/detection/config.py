@@ -61,11 +61,18 @@ class Loss(Section):
     rank: Literal["odds", "softmax", "logits"] = "odds"
     weight: Positive = 1.0
     cross_entropy: NonNegative = 1.0
-    lam: Positive = 0.5
+    lam: Positive | None = None  # 0.5 without a window
+    window: Positive | None = None
     margin: NonNegative = 0.15
     memory: Annotated[int, Field(ge=0)] = 7
     map_weight: NonNegative = 2.0
     pooled_weight: NonNegative = 1.0
+
+    @model_validator(mode="after")
+    def _one_reach(self) -> Loss:
+        if self.lam is not None and self.window is not None:
+            raise ValueError(f"lam = {self.lam:g} and window = {self.window:g} exclude each other, say lam=null")
+        return self
 
     def options(self) -> dict[str, Any]:
         """Arguments of the ranking loss."""

@@ -68,9 +68,10 @@ class RegionLoss(nn.Module):
         rank: What is ranked, and so the right score at test time; see :func:`class_log_odds`.
         weight: Of the ranking loss.
         cross_entropy: Weight of the cross entropy; 0 leaves it out.
-        lam, margin, memory, map_weight, pooled_weight, distributed: As in :class:`rankgrad.ClassRankingLoss`.
-            With ``distributed`` the lists are over the regions of all processes; the cross entropy stays each
-            process's own mean, as in torchvision, and DistributedDataParallel averages it.
+        lam, margin, memory, map_weight, pooled_weight, distributed, window: As in
+            :class:`rankgrad.ClassRankingLoss`. With ``distributed`` the lists are over the regions of all
+            processes; the cross entropy stays each process's own mean, as in torchvision, and
+            DistributedDataParallel averages it.
 
     Example:
         >>> from rankgrad.detection import RegionLoss
@@ -86,12 +87,13 @@ class RegionLoss(nn.Module):
         rank: str = "odds",
         weight: float = 1.0,
         cross_entropy: float = 1.0,
-        lam: float = 0.5,
+        lam: float | None = None,
         margin: float = 0.15,
         memory: int = 7,
         map_weight: float = 2,
         pooled_weight: float = 1,
         distributed: bool = False,
+        window: float | None = None,
     ) -> None:
         super().__init__()
         self.rank = _check.one_of("rank", rank, SCORES)
@@ -105,6 +107,7 @@ class RegionLoss(nn.Module):
             pooled_weight=pooled_weight,
             form=form,
             distributed=distributed,
+            window=window,
         )
 
     def forward(self, class_logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:

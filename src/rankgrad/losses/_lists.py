@@ -35,9 +35,8 @@ def loss_of_lists(
     """
     scores = _check.floating("scores", scores)
     relevance = _check.relevance(relevance, scores)
-    if (lam is None) == (window is None):
-        received = "neither" if lam is None else f"lam={lam!r} and window={window!r}"
-        raise ValueError(f"lam, window: expected one of them, received {received}")
+    lam, window = _check.lam_or_window(lam, window)
+    strength = 1.0 if lam is None else lam  # the gradient of a window needs no factor
     margin = _check.non_negative("margin", margin)
     mask = _check.mask(mask, scores)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
@@ -52,18 +51,17 @@ def loss_of_lists(
     everywhere = None if lists is None else lists.reshape(1)
     if window is None and isinstance(form, str | Tensor):
         name, weights = (form, None) if isinstance(form, str) else ("weights", form.detach())
-        options = (_check.lam(lam), margin, wanted, check_finite, max_relevant, everywhere)
+        options = (strength, margin, wanted, check_finite, max_relevant, everywhere)
         return ops.named_loss(scores, reduction, relevance, mask, weights, name, *options)
     rows, relevant = ops.as_lists(scores), ops.as_lists(relevance)
     exists = None if mask is None else ops.as_lists(mask)
     if window is None:
         parts = _with_callable(
-            rows.detach(), relevant, exists, form, _check.lam(lam), margin, wanted, check_finite, everywhere
+            rows.detach(), relevant, exists, form, strength, margin, wanted, check_finite, everywhere
         )
     else:
-        window = _check.positive("window", window)
         parts = _by_window(rows.detach(), relevant, exists, form, window, margin, wanted, check_finite, everywhere)
-    loss: Tensor = ops.reduce_lists(rows, *parts, 1.0 if window is not None else lam, reduction)
+    loss: Tensor = ops.reduce_lists(rows, *parts, strength, reduction)
     return loss.reshape(scores.shape[:-1] if reduction == "none" else ())
 
 

@@ -21,7 +21,7 @@ class ClassRankingLoss(nn.Module):
     candidates without gradient.
 
     Args:
-        lam: Interpolation strength, > 0.
+        lam: Interpolation strength, > 0; 0.5 if neither it nor ``window`` is given.
         margin: Score margin.
         memory: How many past batches serve as extra candidates.
         map_weight: Weight of the mean over per-class lists.
@@ -29,6 +29,7 @@ class ClassRankingLoss(nn.Module):
         form: What a list's loss is: ``"ap"`` (the paper's), ``"log_ap"`` (starts from bad ranks, see
             :func:`average_precision_loss`), or the recall weights ``"log"`` and ``"loglog"``.
         distributed: With several processes, take the items of all of them as one batch; see :class:`RecallLoss`.
+        window: Instead of ``lam``, as in :func:`recall_loss`.
 
     Example:
         >>> loss = rankgrad.ClassRankingLoss()
@@ -38,16 +39,17 @@ class ClassRankingLoss(nn.Module):
 
     def __init__(
         self,
-        lam: float = 0.5,
+        lam: float | None = None,
         margin: float = 0.15,
         memory: int = 7,
         map_weight: float = 2,
         pooled_weight: float = 1,
         form: str = "ap",
         distributed: bool = False,
+        window: float | None = None,
     ) -> None:
         super().__init__()
-        self.lam = _check.lam(lam)
+        self.lam, self.window = _check.lam_or_window(lam, window, default=0.5)
         self.margin = _check.non_negative("margin", margin)
         self.map_weight = _check.non_negative("map_weight", map_weight)
         self.pooled_weight = _check.non_negative("pooled_weight", pooled_weight)
@@ -94,6 +96,7 @@ class ClassRankingLoss(nn.Module):
                     arrange(relevance),
                     form=self.form,
                     lam=self.lam,
+                    window=self.window,
                     margin=self.margin,
                     mask=None if mask is None else arrange(mask),
                     reduction="mean",
@@ -107,7 +110,8 @@ class ClassRankingLoss(nn.Module):
         self.memory.reset()
 
     def extra_repr(self) -> str:
+        reach = f"lam={self.lam}" if self.window is None else f"window={self.window}"
         return (
-            f"lam={self.lam}, margin={self.margin}, map_weight={self.map_weight}, "
+            f"{reach}, margin={self.margin}, map_weight={self.map_weight}, "
             f"pooled_weight={self.pooled_weight}, form={self.form!r}"
         )

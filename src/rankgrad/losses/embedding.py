@@ -26,10 +26,7 @@ class EmbeddingLoss(nn.Module):
         window: float | None,
     ) -> None:
         super().__init__()
-        if lam is not None and window is not None:
-            raise ValueError(f"lam, window: expected one of them, received lam={lam!r} and window={window!r}")
-        self.lam = _check.lam(0.2 if lam is None else lam) if window is None else None
-        self.window = None if window is None else _check.positive("window", window)
+        self.lam, self.window = _check.lam_or_window(lam, window, default=0.2)
         self.margin = _check.non_negative("margin", margin)
         self.memory = EmbeddingMemory(_check.count("memory", memory, at_least=0))
         if max_relevant is not None:
