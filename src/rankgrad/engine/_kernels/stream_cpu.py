@@ -177,6 +177,11 @@ def cell_of(value, best, scale, last):
 @numba.njit(inline="always")
 def count_above(value, levels, low, high):
     """How many of the sorted relevant scores are strictly above ``value``, known to be ``low`` to ``high``."""
+    if high - low > LINEAR_SEARCH:  # a crowded cell is often one of equal scores: then the ends say it all
+        if not levels[low] > value:
+            return low
+        if levels[high - 1] > value:
+            return high
     while high - low > LINEAR_SEARCH:
         middle = (low + high) // 2
         if levels[middle] > value:
