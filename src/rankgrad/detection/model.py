@@ -28,6 +28,7 @@ from rankgrad.training.errors import UserError
 from rankgrad.vision.frozen_norm import carry_frozen_norms
 from rankgrad.vision.weights import load_file, stride_in_1x1
 
+_SHAPES = 64  # of batches whose anchors are kept
 _LAYERS = ("layer4", "layer3", "layer2", "layer1", "conv1")
 
 #: Networks that torchvision does not have under a name.
@@ -55,7 +56,7 @@ class FloatHead(RPNHead):  # type: ignore[misc]
 
 
 class FloatAnchors(AnchorGenerator):  # type: ignore[misc]
-    """Anchors in float32 whatever the features are. They follow from shapes alone, so they are kept."""
+    """Anchors in float32 whatever the features are. They follow from shapes alone, so some are kept."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -65,6 +66,8 @@ class FloatAnchors(AnchorGenerator):  # type: ignore[misc]
         """The anchors of each picture."""
         key = (images.tensors.shape[2:], *(f.shape[2:] for f in features), features[0].device)
         if key not in self._made:
+            if len(self._made) >= _SHAPES:
+                self._made.clear()
             like = [f.new_empty((), dtype=torch.float32).expand(f.shape) for f in features]
             self._made[key] = super().forward(ImageList(images.tensors, images.image_sizes[:1]), like)[0]
         return [self._made[key]] * len(images.image_sizes)
