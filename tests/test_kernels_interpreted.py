@@ -56,9 +56,9 @@ def test_short_lists(kind, share, monkeypatch):
 @pytest.mark.parametrize(("kind", "share"), [("random", 0.9), ("ties", 0.3)])
 def test_sorting_by_merges(kind, share, monkeypatch):
     """With more relevant items than pairs are compared for: one round of merges, and two."""
-    from rankgrad.engine._kernels import long_lists
+    from rankgrad.engine._kernels import sorting
 
-    monkeypatch.setattr(long_lists, "PAIRS", 8)
+    monkeypatch.setattr(sorting, "PAIRS", 8)
     monkeypatch.setattr(long, "_MOST_PAIRS", 8)
     monkeypatch.setattr(long, "_SORT_BLOCK", 16)
     monkeypatch.setattr(long, "_MERGE_PIECE", 8)

@@ -1,4 +1,5 @@
-"""Few, long lists on the GPU: the order of the kernels in ``_kernels.long_lists``, and their workspace."""
+"""Few, long lists on the GPU: the order of the kernels in ``_kernels.long_lists`` and ``sorting``, and their
+workspace."""
 
 import functools
 from types import ModuleType
@@ -24,10 +25,10 @@ _GIVEN, _EMIT = 5, 6  # what `terms` does besides the named forms
 
 
 @functools.cache
-def _kernels() -> ModuleType:
-    from rankgrad.engine._kernels import long_lists
+def _kernels() -> tuple[ModuleType, ModuleType]:
+    from rankgrad.engine._kernels import long_lists, sorting
 
-    return long_lists
+    return long_lists, sorting
 
 
 class _Plan(Plan):
@@ -82,7 +83,7 @@ class Long:
         key = kinds(self.scores, self.relevance, None if mask is None else self.mask, *others)
         self.plan = _plan(device, rows, self.n, slots, self.per_call, *key)
         self.launch = Launcher(self.plan, device)
-        self.kernels = _kernels()
+        self.kernels, self.sorting = _kernels()
         self.state = torch.zeros(rows, 5, dtype=torch.int64, device=device)
         self.items = torch.empty(self.calls, self.per_call, dtype=torch.int64, device=device)
         self.lists = torch.empty(self.calls, dtype=torch.int64, device=device)
@@ -102,7 +103,7 @@ class Long:
         plan = self.plan
         words = plan.loose, plan.words, self.state, plan.slots
         blocks = min(-(-min(plan.slots, _MOST_PAIRS) // 16), 8 * plan.processors)
-        self.launch(self.kernels.rank_by_pairs, (blocks, plan.rows), *words, BLOCK=16, TILE=256)
+        self.launch(self.sorting.rank_by_pairs, (blocks, plan.rows), *words, BLOCK=16, TILE=256)
         if plan.slots > _MOST_PAIRS:
             self._merge(words, again)
 
@@ -113,7 +114,7 @@ class Long:
         sorters = max(1, at_once // self.plan.rows)
         try:
             self.launch(
-                self.kernels.sort_by_merging, (sorters, self.plan.rows), *words, SECOND=int(again),
+                self.sorting.sort_by_merging, (sorters, self.plan.rows), *words, SECOND=int(again),
                 BLOCK=_SORT_BLOCK, PIECE=_MERGE_PIECE, warps=8, together=sorters > 1,
             )  # fmt: skip
         except RuntimeError as error:  # a device with room for fewer than the one this was measured on

@@ -4,8 +4,7 @@ p is known on the device only. Every kernel reads it there and works in proporti
 host is sized or chosen by it. One list's pipeline (axis 1 of every grid is the list):
 
     gather        relevant items -> words, in any order (sorting makes the order unique)
-    rank_by_pairs, sort_by_merging
-                  words -> sorted words: all pairs for small p, merges of four runs for larger p
+    (sorting.py)  words -> sorted words
     make_table    sorted words -> cells of uniform width with the number of better relevant scores
     stream        every irrelevant item -> its place k, the number of relevant scores strictly above it;
                   counts of items at each place
@@ -24,7 +23,7 @@ import triton
 import triton.language as tl
 
 from rankgrad.engine._kernels.words import (
-    NO_WORD,
+    STATE,
     as_float64,
     index_of,
     item_terms,
@@ -34,11 +33,7 @@ from rankgrad.engine._kernels.words import (
     span,
 )
 
-PAIRS = tl.constexpr(4096)  # up to this many relevant items, comparing all pairs is the quicker sort
-WAYS = tl.constexpr(4)  # runs that are merged at once
 FEW = tl.constexpr(256)  # counts of fewer places fit tl.histogram, with one for items that do not count
-# per list, int64: relevant items, existing items, NaN seen, programs come to the first and second sort's barrier
-STATE = tl.constexpr(5)
 
 
 @triton.jit
@@ -81,110 +76,6 @@ def count_lists(state, lists, items, n, per_call, MASKED: tl.constexpr, BLOCK: t
             existing = tl.load(state + row * STATE + 1, mask=at < per_call, other=0)
         tl.store(items + row, existing, mask=at < per_call)
     tl.store(lists + call, total)
-
-
-@triton.jit
-def rank_by_pairs(loose, words, state, slots, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    p = tl.minimum(tl.load(state + row * STATE), slots)
-    loose += row * slots
-    words += row * slots
-    if p <= PAIRS:
-        for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
-            at = span(block, BLOCK)
-            own = tl.load(loose + at, mask=at < p, other=NO_WORD)
-            rank = tl.zeros([BLOCK], tl.int32)
-            for start in range(0, p, TILE):
-                other_at = start + tl.arange(0, TILE)
-                other = tl.load(loose + other_at, mask=other_at < p, other=NO_WORD)
-                rank += tl.sum((other[None, :] < own[:, None]).to(tl.int32), 1)
-            tl.store(words + rank, own, mask=at < p)
-
-
-@triton.jit
-def _all_programs(barrier, times):
-    """Wait until every program of this list has come here ``times`` times."""
-    tl.debug_barrier()
-    tl.atomic_add(barrier, 1)
-    while tl.atomic_add(barrier, 0) < times * tl.num_programs(0):
-        pass
-    tl.debug_barrier()
-
-
-@triton.jit
-def _smaller(runs, word, low, high, steps):
-    """How many words of each sorted run are smaller than each ``word``, known to be ``low`` to ``high``."""
-    while steps > 0:
-        middle = (low + high) // 2
-        open_ = low < high
-        smaller = open_ & (tl.load(runs + middle, mask=open_, other=0, cache_modifier=".cg") < word)
-        low = tl.where(smaller, middle + 1, low)
-        high = tl.where(open_ & ~smaller, middle, high)
-        steps = steps // 2
-    return low
-
-
-@triton.jit
-def _merge_runs(source, target, p, run, PIECE: tl.constexpr):
-    """Merge sorted runs, WAYS by WAYS.
-
-    A word goes behind all smaller words of the runs that are merged. Between the first and last word of a piece
-    there are few in each run, so a piece searches for its ends, then each word between them. Skewed data cost
-    nothing: a search is at most log2 of a run.
-    """
-    for piece in range(tl.program_id(0), tl.cdiv(p, PIECE), tl.num_programs(0)):
-        first = piece * tl.full([], PIECE, tl.int64)
-        start = first // (run * WAYS) * (run * WAYS)
-        starts = start + tl.arange(0, WAYS) * run
-        lengths = tl.maximum(tl.minimum(p - starts, run), 0).to(tl.int32)
-        runs = (source + starts)[:, None]
-        ends = tl.where(tl.arange(0, 2) == 0, first, tl.minimum(first + PIECE, p) - 1)
-        ends = tl.load(source + ends, cache_modifier=".cg")
-        none = tl.zeros([WAYS, 2], tl.int32)
-        found = _smaller(runs, ends[None, :], none, none + lengths[:, None], run)
-        low = tl.min(found, 1)
-        high = tl.max(found, 1)
-        at = first + tl.arange(0, PIECE)
-        word = tl.load(source + at, mask=at < p, other=NO_WORD, cache_modifier=".cg")
-        none = tl.zeros([WAYS, PIECE], tl.int32)
-        before = _smaller(runs, word[None, :], none + low[:, None], none + high[:, None], tl.max(high - low))
-        tl.store(target + start + tl.sum(before.to(tl.int64), 0), word, mask=at < p)
-
-
-@triton.jit
-def sort_by_merging(loose, words, state, slots, SECOND: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr):
-    """Sort blocks, then merge them in rounds, to and fro between the two buffers, so that the last ends in ``words``.
-
-    One launch, whose programs wait for each other between the rounds: how many there are only the device
-    knows, and launches that find nothing to do cost more than the waiting. Reads pass by the first cache, which
-    does not see what other programs wrote.
-    """
-    row = tl.program_id(1).to(tl.int64)
-    state += row * STATE
-    p = tl.minimum(tl.load(state), slots)
-    loose += row * slots
-    words += row * slots
-    if p > PAIRS:
-        rounds = 0
-        run = tl.full([], BLOCK, tl.int64)
-        while run < p:
-            run *= WAYS
-            rounds += 1
-        target = words
-        if rounds % 2 == 1:
-            target = loose
-        for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
-            at = span(block, BLOCK)
-            word = tl.load(loose + at, mask=at < p, other=NO_WORD, cache_modifier=".cg")
-            tl.store(target + at, tl.sort(word), mask=at < p)
-        run = tl.full([], BLOCK, tl.int64)
-        for number in range(rounds):
-            _all_programs(state + 3 + SECOND, number + 1)
-            if (rounds - number) % 2 == 1:
-                _merge_runs(loose, words, p, run, PIECE)
-            else:
-                _merge_runs(words, loose, p, run, PIECE)
-            run *= WAYS
 
 
 @triton.jit

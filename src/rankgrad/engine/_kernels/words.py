@@ -8,6 +8,9 @@ import triton
 import triton.language as tl
 
 #: Larger than the word of any item.
+#: Numbers kept of each long list, int64: relevant items, existing items, NaN seen, programs come to the first and the
+#: second sort's barrier.
+STATE = tl.constexpr(5)
 NO_WORD = tl.constexpr((1 << 63) - 1)
 
 
