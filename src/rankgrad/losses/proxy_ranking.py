@@ -92,14 +92,14 @@ class ProxyRankingLoss(nn.Module):
         return loss
 
     def _pull(self, scores: Tensor, relevance: Tensor) -> Tensor:
-        """Items rise above those of other classes and above the upper bar."""
-        scores, relevance = _with_bar(scores, relevance, self.threshold, relevant=False)
+        """Items rise above those of other classes and above the upper bar, one more irrelevant item."""
+        scores, relevance = _with_one_more(scores, self.threshold), _with_one_more(relevance, False)
         return recall_loss(scores, relevance, window=self.window, weight="log")
 
     def _push(self, scores: Tensor, relevance: Tensor) -> Tensor:
-        """Items of other classes sink below the lower bar."""
-        exists, _ = _with_bar(~relevance, relevance, True, relevant=True)
-        scores, relevance = _with_bar(scores, relevance, -self.threshold, relevant=True)
+        """Items of other classes sink below the lower bar, the only relevant item there is."""
+        exists = _with_one_more(~relevance, True)
+        scores, relevance = _with_one_more(scores, -self.threshold), _with_one_more(relevance, True)
         return recall_loss(scores, relevance, window=self.window, weight="log", mask=exists)
 
     def extra_repr(self) -> str:
@@ -107,7 +107,6 @@ class ProxyRankingLoss(nn.Module):
         return f"{classes}, {size}, window={self.window}, threshold={self.threshold}, pairs={self.pairs}"
 
 
-def _with_bar(values: Tensor, relevance: Tensor, height: float, *, relevant: bool) -> tuple[Tensor, Tensor]:
-    """One more item at the end of every list."""
-    bar = values.new_full((len(values), 1), height)
-    return torch.cat([values, bar], 1), torch.cat([relevance, relevance.new_full((len(values), 1), relevant)], 1)
+def _with_one_more(lists: Tensor, value: float) -> Tensor:
+    """``[lists, n]`` with a column of this value behind."""
+    return torch.nn.functional.pad(lists, (0, 1), value=value)
