@@ -63,12 +63,7 @@ def settings_of_all(args: argparse.Namespace) -> list[str]:
 def main() -> None:
     """Run the rows and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    side_by_side.add_arguments(parser)
-    parser.add_argument("--data")
-    parser.add_argument("--weights", default="library")
-    parser.add_argument("--out", type=Path, default=Path("runs/cub"))
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
+    side_by_side.add_arguments(parser, out="runs/cub", epochs=20, seeds=3)
     parser.add_argument("--hold-out", type=float, default=0.0)
     args = parser.parse_args()
     if not args.table:

@@ -37,9 +37,14 @@ def folder_of(out: Path, row: str, seed: int) -> Path:
     return out / re.sub(r"\W+", "-", row).strip("-") / f"seed-{seed}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of :func:`train`."""
+def add_arguments(parser: argparse.ArgumentParser, *, out: str, epochs: int, seeds: int) -> None:
+    """The options that all tables of trainings have."""
     parser.add_argument("settings", nargs="*", help="settings for every row")
+    parser.add_argument("--data")
+    parser.add_argument("--weights", default="library")
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--rows", default=".", help="a regular expression")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time on the device")

@@ -110,12 +110,7 @@ def table(out: Path, rows: list[str], every: list[str]) -> str:
 def main() -> None:
     """Run the rows and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    side_by_side.add_arguments(parser)
-    parser.add_argument("--data")
-    parser.add_argument("--weights", default="library")
-    parser.add_argument("--out", type=Path, default=Path("runs/voc"))
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--seeds", type=int, default=1)
+    side_by_side.add_arguments(parser, out="runs/voc", epochs=5, seeds=1)
     parser.add_argument("--cost", action="store_true", help="only measure what the loss costs")
     args = parser.parse_args()
     if args.cost:

@@ -1,6 +1,5 @@
 """A detector from a VOC folder to the report: training, an exact continuation, several processes, evaluation."""
 
-import csv
 import json
 import shutil
 import sys
@@ -19,9 +18,9 @@ from rankgrad.detection.task import DetectionTask, read_sources
 from rankgrad.recipes import run
 from rankgrad.training import checkpoint
 from rankgrad.training.errors import UserError
-from rankgrad.training.loop import Trainer
 
 import scenes
+from runs import rows, same_weights, stop_after
 
 SMALL = [
     "backbone=tiny",
@@ -70,28 +69,6 @@ def trained(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "ranking"
     run.run("voc", [*SMALL, f"data.root={root}"], out=str(folder))
     return folder
-
-
-def rows(folder, name="steps"):
-    with (folder / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def same_weights(a, b):
-    a, b = checkpoint.load_weights(a)[0], checkpoint.load_weights(b)[0]
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def stop_after(monkeypatch, steps):
-    inner, left = Trainer._train_one, [steps]
-
-    def one(self, network):
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        inner(self, network)
-
-    monkeypatch.setattr(Trainer, "_train_one", one)
 
 
 def test_what_a_run_leaves(trained):

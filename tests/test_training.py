@@ -1,6 +1,5 @@
 """The whole way: settings, training, checkpoints, an exact continuation, a stop when a loss is lost."""
 
-import csv
 import functools
 import json
 import os
@@ -24,6 +23,7 @@ from rankgrad.training.errors import UserError
 from rankgrad.training.loop import Trainer, seed_step
 
 import pictures
+from runs import rows, same_weights, stop_after
 
 SHORT = ["epochs=2", "save_minutes=0", "evaluate_first=false", "device=cpu"]
 FOLDER = [
@@ -41,34 +41,6 @@ FOLDER = [
     "save_minutes=0",
     "evaluate_first=false",
 ]
-
-
-def rows(folder, name="steps"):
-    with (folder / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def weights_of(path):
-    return checkpoint.load_weights(path)[0]
-
-
-def same_weights(a, b):
-    a, b = weights_of(a), weights_of(b)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def stop_after(monkeypatch, steps):
-    """Break the loop as a kill would, right after a number of steps."""
-    inner = Trainer._train_one
-    left = [steps]
-
-    def one(self, network):
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        inner(self, network)
-
-    monkeypatch.setattr(Trainer, "_train_one", one)
 
 
 def test_digits_learn(tmp_path):

@@ -1,0 +1,36 @@
+"""What the tests of training runs share: a run's tables and weights, and how to break one off."""
+
+import csv
+
+import torch
+
+from rankgrad.training import checkpoint
+from rankgrad.training.loop import Trainer
+
+
+def rows(folder, name="steps"):
+    with (folder / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def weights_of(path):
+    return checkpoint.load_weights(path)[0]
+
+
+def same_weights(a, b):
+    a, b = weights_of(a), weights_of(b)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def stop_after(monkeypatch, steps):
+    """Break the loop as a kill would, right after a number of steps."""
+    inner = Trainer._train_one
+    left = [steps]
+
+    def one(self, network):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        inner(self, network)
+
+    monkeypatch.setattr(Trainer, "_train_one", one)
