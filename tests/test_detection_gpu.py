@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rankgrad import graphed
-from rankgrad.detection import RegionLoss, model
+from rankgrad.detection import RegionLoss, model, use_ranking_loss
 from rankgrad.detection.batches import canvas
 from rankgrad.detection.config import Model, View
 from rankgrad.detection.inference import detections_of
@@ -113,3 +113,24 @@ def test_a_run(tmp_path):
     settings += [f"data.root={root}", "precision=bf16", "epochs=14", "milestones=[12]", "lr=0.02", "cache=device"]
     _, (result,) = run.run("voc", [*settings, "evaluate_every=14"], out=str(tmp_path / "a"))
     assert result.last["AP50 odds"] > 20
+
+
+def test_a_memory_that_was_loaded_on_the_cpu_follows_the_logits():
+    first, second = (RegionLoss(memory=2) for _ in range(2))
+    net, _ = model.build(
+        Model(backbone="tiny", weights="none", pyramid=16, hidden=16, proposals=60),
+        View(short=64, long=96),
+        regions=32,
+        classes=["a"],
+        seed=0,
+    )
+    net = net.cuda().train()
+    pictures = torch.randn(2, 3, 64, 64, device="cuda")
+    targets = [{"boxes": torch.tensor([[5.0, 5.0, 40.0, 50.0]]).cuda(), "labels": torch.tensor([1]).cuda()}] * 2
+    for loss in (first, second):
+        if loss is second:
+            saved = {name: value.cpu() for name, value in first.state_dict().items()}
+            second.load_state_dict(saved)
+        use_ranking_loss(net, loss)
+        sum(net(pictures, [(64, 64)] * 2, targets).values()).backward()
+        assert loss.ranking.memory.valid.is_cuda

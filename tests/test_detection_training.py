@@ -273,3 +273,13 @@ def test_what_the_loss_costs(monkeypatch):
     assert [row[0] for row in rows] == ["| cross entropy", "| ranking", "| ranking, not recorded"]
     assert all(float(row[3]) > 0 for row in rows), text
     assert all(float(row[1]) > 0 for row in rows[:2])
+
+
+def test_a_checkpoint_is_judged_on_its_own_classes(trained, tmp_path):
+    other = scenes.voc_set(tmp_path / "other")
+    for path in other.rglob("*.xml"):
+        path.write_text(path.read_text().replace(f"<name>{scenes.NAMES[0]}</name>", "<name>zebra</name>"))
+    weights, notes = checkpoint.load_weights(trained / "last.safetensors")
+    subject, config = recipes.checked(notes["config"], [f"data.root={other}"])
+    with pytest.raises(UserError, match=r"--data: expected the classes of the checkpoint \(.*found .*zebra"):
+        subject.evaluate(config, weights, notes, torch.device("cpu"))

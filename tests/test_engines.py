@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rankgrad
-from rankgrad.engine import cpu, dispatch, ops, stepwise, stream
+from rankgrad.engine import cpu, cuda, dispatch, ops, stepwise, stream
 
 from cases import DTYPES, FORMS, KINDS, SHARES, assert_equal_to_reference, assert_steps_equal_to_reference, make
 
@@ -163,3 +163,22 @@ def test_a_loss_cannot_be_differentiated_twice_and_says_so():
     (grad,) = torch.autograd.grad(loss, scores, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint", "expected"),
+    [
+        ((1, 128, 512), None, "short"),
+        ((1, 128, 16_384), None, "short"),
+        ((1, 20, 32_768), None, "long"),  # a detector's classes: one program a list would leave most of a GPU idle
+        ((1, 8, 512), None, "long"),
+        ((1, 256, 65_537), None, "long"),
+        ((1, 1, 100_000), 50_000, "dense"),
+        ((1, 1, 100_000), 1_000, "long"),
+    ],
+)
+def test_which_kernels_a_shape_gets(shape, hint, expected, monkeypatch):
+    for name in ("short", "long", "dense"):
+        monkeypatch.setattr(getattr(cuda, name), "list_losses", lambda *args, name=name: name)
+    scores = torch.zeros(()).expand(shape)
+    assert cuda.list_losses(scores, scores > 0, None, None, "ap", 0.5, 0.0, True, hint) == expected

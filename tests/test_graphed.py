@@ -83,16 +83,18 @@ def test_equal_to_the_plain_loss(name, device, request):
     assert replayed(recorded)
 
 
-@pytest.mark.gpu
-def test_results_survive_the_next_replay_and_parameters_may_move():
-    loss = rankgrad.graphed(rankgrad.ProxyRankingLoss(8, 16).cuda())
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_survive_the_next_replay_and_parameters_may_move(device, request):
+    if device == "cpu":
+        request.getfixturevalue("replays_on_the_cpu")
+    loss = rankgrad.graphed(rankgrad.ProxyRankingLoss(8, 16).to(device))
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.5)
     plain = copy.deepcopy(loss.loss)
     other = torch.optim.SGD(plain.parameters(), lr=0.5)
     for step in range(8):
         for one, steps in ((loss, optimizer), (plain, other)):
             steps.zero_grad()
-            first, second = batch(40, step, "cuda"), batch(40, step + 100, "cuda")
+            first, second = batch(40, step, device), batch(40, step + 100, device)
             values = one(*first), one(*second)  # both before any backward
             (values[0] + 2 * values[1]).backward()
             one.seen = [first[0].grad, second[0].grad]
@@ -182,3 +184,27 @@ def test_on_the_cpu_nothing_is_recorded():
         embeddings, labels = batch(12, step, "cpu")
         loss(embeddings, labels).backward()
     assert not loss._recordings
+
+
+def test_what_makes_a_new_recording(replays_on_the_cpu):
+    """A graph has the settings and the addresses it was recorded with: other ones need another."""
+    loss = rankgrad.graphed(rankgrad.RecallLoss(memory=1))
+
+    def kinds():
+        loss(*batch(12, 0, "cpu"))
+        return len(loss._recordings)
+
+    kinds()  # the memory gets its form
+    before = kinds()
+    assert kinds() == before
+    loss.loss.lam = 7.0
+    assert kinds() == before + 1
+    loss.loss.train(False)
+    assert kinds() == before + 2
+    loss.loss.train(True)
+    state = {name: value.clone() for name, value in loss.loss.state_dict().items()}
+    loss.reset()
+    loss.loss.load_state_dict(state)  # the same memory in another place
+    assert kinds() == before + 3
+    loss(*batch(13, 0, "cpu"))
+    assert len(loss._recordings) > before + 3

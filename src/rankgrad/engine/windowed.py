@@ -49,11 +49,10 @@ def window_gradient(
     # Negated, so that best first is ascending, as searchsorted wants it; empty slots behind everything.
     levels = -y.gather(-1, position.clamp(max=max(n - 1, 0))).masked_fill(~filled, -torch.inf)
     moved = -(-levels + torch.full((), window, dtype=y.dtype, device=y.device)).masked_fill(~filled, -torch.inf)
-    count = filled.sum(-1, keepdim=True)
 
     def places(best_first: Tensor) -> Tensor:
         """How many relevant items stand strictly above each item."""
-        return torch.searchsorted(best_first.contiguous(), (-y).contiguous()).minimum(count)
+        return torch.searchsorted(best_first.contiguous(), (-y).contiguous())
 
     def at_or_above(place: Tensor) -> Tensor:
         """Irrelevant items at or above each slot."""
