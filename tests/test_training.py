@@ -299,6 +299,18 @@ def test_compiled_training_is_the_same(tmp_path, monkeypatch):
     assert same_weights(*(folder / "last.safetensors" for folder in folders))
 
 
+@pytest.mark.parametrize(
+    ("device", "same_shapes", "mode"),
+    [("cuda", True, "reduce-overhead"), ("cuda", False, None), ("cpu", True, None)],
+)
+def test_what_is_compiled_is_recorded_where_shapes_stay(tmp_path, monkeypatch, device, same_shapes, mode):
+    subject, config = recipes.load("digits", [*SHORT, "compile=true"])
+    trainer = Trainer(subject.build(config, torch.device("cpu")), config, tmp_path, torch.device("cpu"))
+    trainer.device, trainer.task.same_shapes = torch.device(device), same_shapes
+    monkeypatch.setattr(torch, "compile", lambda network, mode: (network, mode))
+    assert trainer._wrapped() == (trainer.task.network, mode)
+
+
 def test_every_step_seeds_every_generator():
     def draws(seed, step):
         seed_step(seed, step)

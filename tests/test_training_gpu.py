@@ -7,6 +7,7 @@ from rankgrad import recipes
 from rankgrad.recipes import run
 from rankgrad.retrieval import augment
 from rankgrad.retrieval.config import View
+from rankgrad.training.log import read_table
 from rankgrad.training.loop import Trainer
 from rankgrad.vision.pictures import Ragged
 
@@ -45,3 +46,12 @@ def test_a_step_does_not_wait_for_the_device(tmp_path):
         trainer._train_one(task.network)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_compiled_network_learns_the_same(tmp_path):
+    """Recorded launches write to the same places in every step: nothing may be lost to the next one."""
+    settings = ["epochs=3", "device=cuda", "evaluate_every=3"]
+    runs = [run.run("digits", [*settings, f"compile={c}"], out=str(tmp_path / c)) for c in ("true", "false")]
+    losses = [torch.tensor([float(row["loss"]) for row in read_table(folder / "steps.csv")]) for folder, _ in runs]
+    torch.testing.assert_close(losses[0][:10], losses[1][:10], rtol=1e-2, atol=1e-3)
+    assert min(result.last["mAP@R"] for _, (result,) in runs) > 80

@@ -129,15 +129,14 @@ class DetectionTask:
         device: Where to train.
     """
 
+    same_shapes = False  # a batch is as large as its largest picture
+
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
         self.headline = f"AP50 {config.scoring()}"
         if config.batch.size % distributed.count():
             several = f"a multiple of the {distributed.count()} processes"
             raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
-        torch.backends.cudnn.benchmark = (
-            False  # batches differ in shape: trying out algorithms for each takes longer
-        )
         train, self.test, self.classes = read_sources(config.data, device, train=True)
         assert train is not None
         self.source = train

@@ -77,7 +77,6 @@ def run(
     """
     subject, config = recipes.load(name, overrides)
     device = distributed.start(device_of(config.device))
-    torch.backends.cudnn.benchmark = True  # batches keep their shape
     folder = distributed.same_everywhere(folder_for(name, out, resume=resume))
     if seeds == 1:
         return folder, [_one(subject, config, folder, device, resume=resume)]

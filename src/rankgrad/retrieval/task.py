@@ -72,6 +72,7 @@ class RetrievalTask:
     """
 
     headline = "R@1"
+    same_shapes = True
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device

@@ -34,6 +34,7 @@ class Task(Protocol):
     headline: str  #: the metric that says which checkpoint is best; higher is better
     steps_per_epoch: int
     items_per_step: int  #: pictures in a batch, of all processes
+    same_shapes: bool  #: all batches have one shape: algorithms can be tried out, and launches recorded
     parts: dict[
         str, Tensor
     ]  #: scalars of the last step to write down beside the loss; the same names in every step
@@ -89,6 +90,7 @@ class Trainer:
 
     def __init__(self, task: Task, config: RunConfig, folder: Path, device: torch.device) -> None:
         self.task, self.config, self.folder, self.device = task, config, folder, device
+        torch.backends.cudnn.benchmark = task.same_shapes
         self.optimizer = optim.make_optimizer(task.parameter_groups(), config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.step = 0
@@ -143,7 +145,11 @@ class Trainer:
             network = nn.parallel.DistributedDataParallel(
                 network, device_ids=[self.device.index] if self.device.type == "cuda" else None
             )
-        return torch.compile(network) if self.config.compile else network  # type: ignore[return-value]
+        if not self.config.compile:
+            return network
+        # Recorded as CUDA graphs: a ResNet-50 step of 128 pictures is 16 ms for an H200 and 25 ms for Python.
+        recorded = self.device.type == "cuda" and self.task.same_shapes and not distributed.active()
+        return torch.compile(network, mode="reduce-overhead" if recorded else None)  # type: ignore[return-value]
 
     def _train_one(self, network: nn.Module) -> None:
         config = self.config
