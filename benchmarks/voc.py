@@ -24,31 +24,33 @@ from benchmarks import side_by_side
 from benchmarks.side_by_side import mean_of
 from rankgrad.training.checkpoint import write_text
 
-BLEND, ALONE = "loss=ranking", "loss=ranking loss.cross_entropy=0"
+
+def ranking(form: str = "log_ap", rank: str = "odds", weight: float = 0.3, ce: float = 1.0, more: str = "") -> str:
+    """Settings of a ranking loss; the defaults are the recipe's."""
+    told = f"loss.form={form} loss.rank={rank} loss.weight={weight:g} loss.cross_entropy={ce:g}"
+    return f"loss=ranking {told} {more}".strip()
+
+
 ROWS = {
     "cross entropy": "loss=cross_entropy",
-    "CE + ap on odds": f"{BLEND} loss.form=ap loss.rank=odds",
-    "CE + log_ap on odds": f"{BLEND} loss.form=log_ap loss.rank=odds",
-    "CE + log on odds": f"{BLEND} loss.form=log loss.rank=odds",
-    "CE + ap on softmax": f"{BLEND} loss.form=ap loss.rank=softmax",
-    "CE + log_ap on softmax": f"{BLEND} loss.form=log_ap loss.rank=softmax",
-    "paper: ap on logits": f"{ALONE} loss.form=ap loss.rank=logits",
-    "log_ap on logits": f"{ALONE} loss.form=log_ap loss.rank=logits",
-    "log on logits": f"{ALONE} loss.form=log loss.rank=logits",
-    "log_ap on odds": f"{ALONE} loss.form=log_ap loss.rank=odds",
-    "CE + ap on odds, lambda 0.1": f"{BLEND} loss.form=ap loss.rank=odds loss.lam=0.1",
-    "CE + ap on odds, lambda 2.5": f"{BLEND} loss.form=ap loss.rank=odds loss.lam=2.5",
-    "CE + ap on odds, no margin": f"{BLEND} loss.form=ap loss.rank=odds loss.margin=0",
-    "CE + ap on odds, margin 1": f"{BLEND} loss.form=ap loss.rank=odds loss.margin=1",
-    "CE + ap on odds, no memory": f"{BLEND} loss.form=ap loss.rank=odds loss.memory=0",
-    "CE + ap on odds, weight 3": f"{BLEND} loss.form=ap loss.rank=odds loss.weight=3",
-    "CE + log_ap on odds, lambda 0.1": f"{BLEND} loss.form=log_ap loss.rank=odds loss.lam=0.1",
-    "CE + log_ap on odds, lambda 2.5": f"{BLEND} loss.form=log_ap loss.rank=odds loss.lam=2.5",
-    "CE + log_ap on odds, no margin": f"{BLEND} loss.form=log_ap loss.rank=odds loss.margin=0",
-    "CE + ap on odds, window 2": f"{BLEND} loss.form=ap loss.rank=odds loss.window=2",
-    "CE + log_ap on odds, window 2": f"{BLEND} loss.form=log_ap loss.rank=odds loss.window=2",
-    "log_ap on odds, window 2": f"{ALONE} loss.form=log_ap loss.rank=odds loss.window=2",
-    "CE + log_ap on odds, weight 0.3": f"{BLEND} loss.form=log_ap loss.rank=odds loss.weight=0.3",
+    "CE + 0.3 log_ap": ranking(),
+    "CE + 0.3 log_ap, lambda 0.1": ranking(more="loss.lam=0.1"),
+    "CE + 0.3 log_ap, lambda 2.5": ranking(more="loss.lam=2.5"),
+    "CE + 0.3 log_ap, no margin": ranking(more="loss.margin=0"),
+    "CE + 0.3 log_ap, no memory": ranking(more="loss.memory=0"),
+    "CE + 0.3 log_ap, window 2": ranking(more="loss.window=2"),
+    "CE + 0.1 log_ap": ranking(weight=0.1),
+    "CE + 1 log_ap": ranking(weight=1),
+    "CE + 1 log_ap, window 2": ranking(weight=1, more="loss.window=2"),
+    "CE + 1 ap": ranking("ap", weight=1),
+    "CE + 1 ap, window 2": ranking("ap", weight=1, more="loss.window=2"),
+    "CE + 3 ap": ranking("ap", weight=3),
+    "CE + 1 log": ranking("log", weight=1),
+    "CE + 0.3 log_ap on softmax": ranking(rank="softmax"),
+    "paper: ap on logits": ranking("ap", "logits", weight=1, ce=0),
+    "log_ap on logits": ranking(rank="logits", weight=1, ce=0),
+    "log_ap on logits, lambda 2.5": ranking(rank="logits", weight=1, ce=0, more="loss.lam=2.5"),
+    "log_ap on odds, window 2": ranking(weight=1, ce=0, more="loss.window=2"),
 }
 
 

@@ -49,7 +49,7 @@ def test_no_regions(cross_entropy):
 
 def test_absent_classes_do_not_count():
     logits, labels = case()
-    loss = RegionLoss(memory=0, cross_entropy=0, pooled_weight=0)
+    loss = RegionLoss(form="ap", weight=1, memory=0, cross_entropy=0, pooled_weight=0)
     value, gradient = value_and_gradient(loss, logits, labels)
     odds = (logits[:, 1:] - logits[:, :1])[:, :3]
     relevance = labels[:, None] == torch.tensor([1, 2, 3])
@@ -60,7 +60,7 @@ def test_absent_classes_do_not_count():
 
 def test_the_papers_form_ignores_the_background_column():
     logits, labels = case()
-    loss = RegionLoss(form="ap", rank="logits", cross_entropy=0, memory=0)
+    loss = RegionLoss(form="ap", rank="logits", weight=1, cross_entropy=0, memory=0)
     value, gradient = value_and_gradient(loss, logits, labels)
     assert float(gradient[:, 0].abs().sum()) == 0
     relevance = F.one_hot(labels, 1 + CLASSES)[:, 1:].bool()

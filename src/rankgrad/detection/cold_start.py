@@ -28,7 +28,7 @@ def _alone(form: str, weight: float = 1.0) -> Callable[[int], Loss]:
 
 
 def _beside(form: str) -> Callable[[int], Loss]:
-    return lambda memory: RegionLoss(form=form, rank="odds", memory=memory)
+    return lambda memory: RegionLoss(form=form, rank="odds", weight=1.0, memory=memory)
 
 
 #: What is compared: name -> a function of the memory's size that makes the loss of (class logits, labels).

@@ -57,9 +57,9 @@ class Loss(Section):
     """The region classifier's loss; see :class:`rankgrad.detection.RegionLoss` for all but the name."""
 
     name: Literal["ranking", "cross_entropy"] = "ranking"
-    form: Literal["ap", "log_ap", "log", "loglog"] = "ap"
+    form: Literal["ap", "log_ap", "log", "loglog"] = "log_ap"
     rank: Literal["odds", "softmax", "logits"] = "odds"
-    weight: Positive = 1.0
+    weight: Positive = 0.3
     cross_entropy: NonNegative = 1.0
     lam: Positive | None = None  # 0.5 without a window
     window: Positive | None = None

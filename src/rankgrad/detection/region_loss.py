@@ -56,9 +56,11 @@ class RegionLoss(nn.Module):
     ``cross_entropy`` times the cross entropy plus ``weight`` times :class:`rankgrad.ClassRankingLoss` on the
     log-odds of the classes: for each class a list of all regions, and one list of all (region, class) pairs;
     a background region is relevant to nothing. The paper's form is
-    ``RegionLoss(form="ap", rank="logits", cross_entropy=0)``. It does not leave the ground from random weights:
-    AP's slope vanishes where ranks are bad (``rankgrad.detection.cold_start`` shows it). Cross entropy brings the
-    regions into an order in which AP has a slope, and gives the scores a scale that a threshold can use.
+    ``RegionLoss(form="ap", rank="logits", weight=1, cross_entropy=0)``. It does not leave the ground from random
+    weights: AP's slope vanishes where ranks are bad (``rankgrad.detection.cold_start`` shows it). The log form has
+    a slope from the start; cross entropy gives the scores a scale that a threshold can use. With the default
+    weight the gradient at the logits is at most twice that of cross entropy alone; at weight 1 it begins four
+    times as large, and the gain is lost (benchmarks/results, voc-choose).
 
     A batch without foreground has a ranking loss of 0; a class without a region in the batch (or the memory) does
     not count; no regions at all give 0. Logits in half precision are ranked as float32 values.
@@ -83,9 +85,9 @@ class RegionLoss(nn.Module):
     def __init__(
         self,
         *,
-        form: str = "ap",
+        form: str = "log_ap",
         rank: str = "odds",
-        weight: float = 1.0,
+        weight: float = 0.3,
         cross_entropy: float = 1.0,
         lam: float | None = None,
         margin: float = 0.15,

@@ -31,7 +31,7 @@ PANELS = {
 CAPTION = """R@1 on CUB-200-2011 (test classes) when one thing is changed: the memory of 3 batches, the margin,
 and lambda over a factor of 25. Filled: the best evaluation, as the paper reports; open: the last epoch; bars
 are one standard deviation over restarts. Grey diamonds: the paper, with its own weights and 80 epochs. Compare
-within a panel. From {files}.{missing}"""
+within a panel, each has its own axis.{seen} From {files}.{missing}"""
 
 
 class Score(NamedTuple):
@@ -98,13 +98,29 @@ def draw(sources: Sources) -> list[Drawing]:
     with style.applied():
         figure = style.sheet(7.4, 3.3)
         widths = [len(panel) for panel in PANELS.values()]
-        grid = figure.subplots(1, len(PANELS), sharey=True, width_ratios=widths)
+        grid = figure.subplots(
+            1, len(PANELS), width_ratios=widths
+        )  # each its own axis: one collapse hides the rest
         for axes, (name, panel) in zip(grid, PANELS.items(), strict=True):
             style.letter(axes, name)
             _panel(axes, panel, rows)
         grid[0].set_ylabel("R@1, %")
         grid[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return [Drawing("ablations", figure, CAPTION.format(files=", ".join(files), missing=missing))]
+    caption = CAPTION.format(seen=_seen(rows), files=", ".join(files), missing=missing)
+    return [Drawing("ablations", figure, caption)]
+
+
+def _seen(rows: dict[str, Line]) -> str:
+    """How much each change of the recall loss moved the best and the last R@1."""
+    changed = {row.removeprefix(f"{_BASE}, "): line for row, line in rows.items() if row.startswith(f"{_BASE}, ")}
+    if _BASE not in rows or not changed:
+        return ""
+    base = rows[_BASE]
+    moved = [
+        f"{line.best.mean - base.best.mean:+.1f} ({line.last.mean - base.last.mean:+.1f}) with {name}"
+        for name, line in changed.items()
+    ]
+    return f" What to see: {base.best.mean:.1f} ({base.last.mean:.1f} at the end) moves by {', '.join(moved)}."
 
 
 def _panel(axes: Axes, panel: list[tuple[str, str]], rows: dict[str, Line]) -> None:
