@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from rankgrad import graphed
 from rankgrad.detection import RegionLoss, use_ranking_loss
 from rankgrad.detection.config import Model, View
-from rankgrad.detection.drop_in import plain
 from rankgrad.detection.model import build
 from rankgrad.training import machine, optim
 from rankgrad.training.config import Optim
 
 PICTURES, REGIONS, CLASSES, MEMORY = 8, 512, 20, 7
-TURNS = 4
+#: Canvases of the benchmark's small pictures (short side 360) and of the recipe's (600).
+SIDES = ((384, 480), (608, 800))
 
 
 def _milliseconds(run: Callable[[], object], device: torch.device) -> float:
@@ -36,81 +36,104 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def measure(side: tuple[int, int] = (384, 480), backbone: str = "resnet50", times: int = 15) -> str:
-    """Time whole training steps with both losses, in turns, and the losses alone; a text with the numbers."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision = "bf16" if device.type == "cuda" else "fp32"
-    classes = [str(i) for i in range(CLASSES)]
-    network, _ = build(
-        Model(backbone=backbone, weights="none"),
-        View(short=360, long=720),
-        regions=REGIONS,
-        classes=classes,
-        seed=0,
-    )
-    network = network.to(device, memory_format=torch.channels_last).train()
-    optimizer = optim.make_optimizer(
-        [{"params": [p for p in network.parameters() if p.requires_grad]}],
-        Optim(name="sgd", lr=1e-4, weight_decay=1e-4),
-    )
-    pictures = torch.randn(PICTURES, 3, *side, device=device).contiguous(memory_format=torch.channels_last)
-    sizes = [side] * PICTURES
-    targets = []
-    for number in range(PICTURES):
-        corner = torch.rand(4, 2, generator=torch.Generator().manual_seed(number)) * torch.tensor(side[::-1]) * 0.5
-        boxes = torch.cat([corner, corner + 0.3 * min(side)], dim=1).to(device)
-        targets.append({"boxes": boxes, "labels": torch.randint(1, CLASSES + 1, (4,), device=device)})
-    ranking = RegionLoss(memory=MEMORY)
+class _Training:
+    """A detector with made-up pictures, ready to take steps."""
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with optim.autocast(precision, device):
-            total = torch.stack([v.float() for v in network(pictures, sizes, targets).values()]).sum()
+    def __init__(self, side: tuple[int, int], backbone: str, device: torch.device, *, ranking: bool) -> None:
+        self.device, self.precision = device, "bf16" if device.type == "cuda" else "fp32"
+        network, _ = build(
+            Model(backbone=backbone, weights="none"),
+            View(short=min(side), long=max(side)),
+            regions=REGIONS,
+            classes=[str(i) for i in range(CLASSES)],
+            seed=0,
+        )
+        self.network = network.to(device, memory_format=torch.channels_last).train()
+        if ranking:
+            use_ranking_loss(self.network, memory=MEMORY)
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        # so small a rate that the weights stay: both networks propose the same regions in every step
+        self.optimizer = optim.make_optimizer([{"params": trained}], Optim(name="sgd", lr=1e-12))
+        draw = torch.Generator().manual_seed(0)
+        pictures = torch.randn(PICTURES, 3, *side, generator=draw).to(device)
+        self.pictures = pictures.contiguous(memory_format=torch.channels_last)
+        self.sizes, self.targets = [side] * PICTURES, []
+        for _ in range(PICTURES):
+            corner = torch.rand(4, 2, generator=draw) * torch.tensor(side[::-1]) * 0.5
+            boxes = torch.cat([corner, corner + 0.3 * min(side)], dim=1).to(device)
+            labels = torch.randint(1, CLASSES + 1, (4,), generator=draw).to(device)
+            self.targets.append({"boxes": boxes, "labels": labels})
+
+    def step(self) -> None:
+        """Forward, backward and update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with optim.autocast(self.precision, self.device):
+            losses = self.network(self.pictures, self.sizes, self.targets)
+            total = torch.stack([value.float() for value in losses.values()]).sum()
         total.backward()
-        optimizer.step()
+        self.optimizer.step()
 
-    steps: dict[str, list[float]] = {"cross entropy": [], "ranking": []}
-    for _ in range(TURNS):  # in turns, so that both see the same machine
-        for name, found in steps.items():
-            plain(network) if name == "cross entropy" else use_ranking_loss(network, ranking)
-            for _ in range(MEMORY + 5):  # the memory is full, and the loss recorded
-                step()
-            found += [_milliseconds(step, device) for _ in range(times)]
 
+def _steps(side: tuple[int, int], backbone: str, times: int, device: torch.device) -> dict[str, list[float]]:
+    """Times of steps with both losses, one after the other, with the same random regions."""
+    trainings = {
+        "cross entropy": _Training(side, backbone, device, ranking=False),
+        "ranking": _Training(side, backbone, device, ranking=True),
+    }
+    found: dict[str, list[float]] = {name: [] for name in trainings}
+    for number in range(MEMORY + 8 + times):
+        for name, training in trainings.items():
+            torch.manual_seed(number)
+            took = _milliseconds(training.step, device)
+            if number >= MEMORY + 8:  # the memory is full, and the loss recorded
+                found[name].append(took)
+    return found
+
+
+def _alone(times: int, device: torch.device) -> dict[str, list[float]]:
+    """Times of the losses by themselves, forward and backward."""
     logits = torch.randn(PICTURES * REGIONS, 1 + CLASSES, device=device, requires_grad=True)
     labels = torch.randint(1, CLASSES + 1, (len(logits),), device=device)
     labels = labels.where(torch.rand(len(logits), device=device) < 0.25, 0)
-    alone: dict[str, list[float]] = {}
     losses: dict[str, Callable[..., Tensor]] = {
         "cross entropy": F.cross_entropy,
         "ranking": graphed(RegionLoss(memory=MEMORY)),
         "ranking, not recorded": RegionLoss(memory=MEMORY),
     }
+    found = {}
     for name, loss in losses.items():
-        for _ in range(MEMORY + 5):
-            loss(logits, labels).backward()
-        alone[name] = [
+        calls = [
             _milliseconds(lambda loss=loss: loss(logits, labels).backward(), device)  # type: ignore[misc]
-            for _ in range(TURNS * times)
+            for _ in range(MEMORY + 8 + times)
         ]
+        found[name] = calls[MEMORY + 8 :]
+    return found
+
+
+def measure(sides: tuple[tuple[int, int], ...] = SIDES, backbone: str = "resnet50", times: int = 60) -> str:
+    """Time whole training steps with both losses, and the losses alone; a text with the numbers."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = machine.describe(device)
     lines = [
         f"# What the ranking loss adds to a training step: {PICTURES} pictures x {REGIONS} regions x {CLASSES} "
         f"classes, memory {MEMORY}",
         "",
-        f"{about['hardware']}. {about['versions']}. {about['started']}. Faster R-CNN {backbone} FPN, {precision}, "
-        f"{side[0]} x {side[1]} pixels; median of {TURNS * times}; forward, backward and update.",
+        f"{about['hardware']}. {about['versions']}. {about['started']}. Faster R-CNN {backbone} FPN, bf16 on a "
+        f"GPU; forward, backward and update; {times} steps with each loss in turns, same weights, same random "
+        "regions; medians, and the median and middle half of the differences.",
         "",
-        "| classifier's loss | step, ms | more, % | loss alone, ms | more, % of the step with cross entropy |",
+        "| canvas | step with cross entropy, ms | with ranking, ms | more, ms | more, % |",
         "|---|---|---|---|---|",
     ]
-    base = statistics.median(steps["cross entropy"])
-    none = statistics.median(alone["cross entropy"])
-    for name, found in alone.items():
-        step_cells = "- | - |"
-        if name in steps:
-            took = statistics.median(steps[name])
-            step_cells = f"{took:.2f} | {100 * (took - base) / base:.2f} |"
-        by_itself = statistics.median(found)
-        lines.append(f"| {name} | {step_cells} {by_itself:.3f} | {100 * (by_itself - none) / base:.2f} |")
+    for side in sides:
+        steps = _steps(side, backbone, times, device)
+        base = statistics.median(steps["cross entropy"])
+        more = sorted(b - a for a, b in zip(steps["cross entropy"], steps["ranking"], strict=True))
+        low, middle, high = more[len(more) // 4], statistics.median(more), more[3 * len(more) // 4]
+        lines.append(
+            f"| {side[0]} x {side[1]} | {base:.2f} | {statistics.median(steps['ranking']):.2f} "
+            f"| {middle:.2f} ({low:.2f} to {high:.2f}) | {100 * middle / base:.2f} |"
+        )
+    lines += ["", "| loss alone, forward and backward | ms |", "|---|---|"]
+    lines += [f"| {name} | {statistics.median(found):.3f} |" for name, found in _alone(times, device).items()]
     return "\n".join([*lines, ""])

@@ -268,11 +268,14 @@ def test_what_the_loss_costs(monkeypatch):
     monkeypatch.setattr(voc_cost, "PICTURES", 1)
     monkeypatch.setattr(voc_cost, "REGIONS", 16)
     monkeypatch.setattr(voc_cost, "MEMORY", 1)
-    text = voc_cost.measure((64, 64), "tiny", times=1)
-    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "loss" not in line]
-    assert [row[0] for row in rows] == ["| cross entropy", "| ranking", "| ranking, not recorded"]
-    assert all(float(row[3]) > 0 for row in rows), text
-    assert all(float(row[1]) > 0 for row in rows[:2])
+    text = voc_cost.measure(((64, 64),), "tiny", times=2)
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    heads = ("canvas", "loss alone, forward and backward")
+    times = {row[0]: row[1:] for row in rows if row[0] not in heads}
+    assert list(times) == ["64 x 64", "cross entropy", "ranking", "ranking, not recorded"]
+    before, after, more, share = (float(cell.split()[0]) for cell in times.pop("64 x 64"))
+    assert before > 0 and after > 0 and share == pytest.approx(100 * more / before, abs=1)
+    assert all(float(cell) > 0 for (cell,) in times.values())
 
 
 def test_a_checkpoint_is_judged_on_its_own_classes(trained, tmp_path):
