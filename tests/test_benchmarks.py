@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from benchmarks import cub
+from benchmarks import cub, frozen
 
 from rankgrad import recipes
 from rankgrad.retrieval import losses
@@ -29,3 +29,33 @@ def test_the_table(tmp_path, monkeypatch, capsys):
     rows = [line.split(" | ")[0] for line in written.splitlines() if "±" in line and line.startswith("|")]
     assert rows == ["| recall log", "| FastAP"]
     assert str(root) not in written
+
+
+def test_losses_on_frozen_features(tmp_path, monkeypatch, capsys):
+    root = pictures.cub_set(tmp_path / "data", classes=(1, 2, 3, 4, 101))
+    monkeypatch.setattr(frozen, "BATCH", 8)
+    monkeypatch.setattr(frozen, "EPOCHS", 4)
+    small = ["backbone=tiny", "precision=fp32", "view.resize=16", "view.crop=12", "data.counts=any"]
+    options = [
+        "--data",
+        str(root),
+        "--weights",
+        "none",
+        "--out",
+        str(tmp_path / "out"),
+        "--seeds",
+        "2",
+        "--rates",
+        "1e-3",
+    ]
+    more = ["--rows", "^ap$", "--settings", "mine: loss=proxy loss.attraction=0.2", "--", *small]
+    monkeypatch.setattr(sys, "argv", ["frozen.py", *options, *more])
+    frozen.main()
+    first = (tmp_path / "out" / "table.md").read_text()
+    rows = [line.split(" | ") for line in first.splitlines() if line.startswith("| ") and "±" in line]
+    assert [row[0] for row in rows] == ["| ap", "| mine"] and rows[1][-1] == "`loss=proxy loss.attraction=0.2` |"
+    assert "features: view 4 of 4, 10 pictures" in capsys.readouterr().out
+    frozen.main()  # with the features of the first time
+    assert "features" not in capsys.readouterr().out
+    again = (tmp_path / "out" / "table.md").read_text()
+    assert again.splitlines()[4:] == first.splitlines()[4:]

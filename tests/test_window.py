@@ -184,6 +184,27 @@ def test_pairs_add_the_items_average_precision():
     torch.testing.assert_close(both(embeddings, labels), alone(embeddings, labels) + 0.5 * items)
 
 
+@pytest.mark.parametrize("counts", [[3, 1, 2], [1, 1, 1], [4, 4, 4]])
+def test_proxies_attraction_is_the_mean_of_pairs(counts):
+    torch.manual_seed(0)
+    alone, both = (rankgrad.ProxyRankingLoss(4, 6, attraction=weight).double() for weight in (0.0, 0.7))
+    both.load_state_dict(alone.state_dict())
+    labels = torch.repeat_interleave(torch.arange(3), torch.tensor(counts))
+    embeddings = torch.randn(len(labels), 6, dtype=torch.float64, requires_grad=True)
+    rows = torch.nn.functional.normalize(embeddings)
+    apart = []
+    for i, label in enumerate(labels):
+        others = [1 - rows[i] @ rows[j] for j in range(len(labels)) if j != i and labels[j] == label]
+        if others:
+            apart.append(sum(others) / len(others))
+    expected = 0.7 * sum(apart) / max(len(apart), 1)
+    value = both(embeddings, labels) - alone(embeddings, labels)
+    torch.testing.assert_close(value, torch.as_tensor(expected, dtype=torch.float64))
+    if apart:
+        gradients = [torch.autograd.grad(part, embeddings, retain_graph=True)[0] for part in (value, expected)]
+        torch.testing.assert_close(*gradients)
+
+
 def test_what_the_bars_ask_for_costs_nothing():
     """Own items above the upper bar, others below the lower one: no loss and no gradient."""
     basis = torch.eye(3)

@@ -25,7 +25,8 @@ class ProxyRankingLoss(nn.Module):
     The relevant items have to rise above the upper bar and no further, and all others to sink below the lower
     one, however far above them the relevant ones are: classes need not shrink, and the embeddings stay spread out.
     Both are recall losses with :math:`W(c) = \log(1 + c)` and a fixed window. ``pairs`` adds the average precision
-    loss among the items of the batch (window 0.1, margin 0.05).
+    loss among the items of the batch (window 0.1, margin 0.05). ``attraction`` pulls items of a class together
+    however well they rank: ranks are content early, and so are bars.
 
     Args:
         num_classes: How many classes there are; labels are 0 ... num_classes - 1.
@@ -33,6 +34,7 @@ class ProxyRankingLoss(nn.Module):
         window: How far every relevant item (a bar too) looks up, as in :func:`recall_loss`.
         threshold: Height of the bars, a cosine similarity.
         pairs: Weight of the average precision loss among the items; 0 leaves it out.
+        attraction: Weight of (1 - cosine similarity), averaged over the items of the same class, then over items.
         distributed: With several processes, take the batches of all of them as one. Every process has then the
             gradient of the whole batch at its proxies: leave this module out of DistributedDataParallel.
 
@@ -52,6 +54,7 @@ class ProxyRankingLoss(nn.Module):
         window: float = 0.4,
         threshold: float = 0.1,
         pairs: float = 0.3,
+        attraction: float = 0.0,
         distributed: bool = False,
     ) -> None:
         super().__init__()
@@ -60,6 +63,7 @@ class ProxyRankingLoss(nn.Module):
         self.window = _check.positive("window", window)
         self.threshold = _check.non_negative("threshold", threshold)
         self.pairs = _check.non_negative("pairs", pairs)
+        self.attraction = _check.non_negative("attraction", attraction)
         self.distributed = bool(distributed)
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_size))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
@@ -89,6 +93,8 @@ class ProxyRankingLoss(nn.Module):
         loss = self._pull(scores, relevance) + self._push(scores, relevance)
         if self.pairs:
             loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
+        if self.attraction:
+            loss = loss + self.attraction * _apart(rows, relevance)
         return loss
 
     def _pull(self, scores: Tensor, relevance: Tensor) -> Tensor:
@@ -104,9 +110,23 @@ class ProxyRankingLoss(nn.Module):
 
     def extra_repr(self) -> str:
         classes, size = self.proxies.shape
-        return f"{classes}, {size}, window={self.window}, threshold={self.threshold}, pairs={self.pairs}"
+        weights = f"pairs={self.pairs}, attraction={self.attraction}"
+        return f"{classes}, {size}, window={self.window}, threshold={self.threshold}, {weights}"
 
 
 def _with_one_more(lists: Tensor, value: float) -> Tensor:
     """``[lists, n]`` with a column of this value behind."""
     return torch.nn.functional.pad(lists, (0, 1), value=value)
+
+
+def _apart(rows: Tensor, relevance: Tensor) -> Tensor:
+    """1 - similarity of an item to the others of its class, mean over the items that have one; 0 without any.
+
+    The similarities of a class sum up to the square of the sum of its rows: no matrix of pairs is needed.
+    """
+    with torch.autocast(rows.device.type, enabled=False):
+        members = relevance.to(rows.dtype)
+        many, sums = members.sum(1), members @ rows
+        similarity = (sums.square().sum(1) - members @ rows.square().sum(1)) / (many * (many - 1)).clamp(min=1)
+        counted = many.where(many > 1, 0)
+        return ((1 - similarity) * counted).sum() / counted.sum().clamp(min=1)
