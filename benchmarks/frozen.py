@@ -1,7 +1,7 @@
 """Compare losses on frozen features: a linear embedding, half of CUB's training classes against the other half.
 
     python -m benchmarks.frozen --data DIR --weights resnet50.safetensors --out runs/frozen [--rows 'proxy|Anchor']
-        [--seeds 4] [--rates 1e-4 2e-4 4e-4] [--settings 'name: loss=... loss.x=...' ...]
+        [--seeds 4] [--rates 1e-4 2e-4 4e-4] [--settings 'name: loss=... loss.x=...' ...] [-- key=value ...]
 
 A run takes ten seconds on one CPU core instead of half a minute on an H200, so that many forms of a loss can be
 tried before the few that are worth it train a whole network. The features of each training picture are computed
@@ -65,8 +65,11 @@ def extract(source: Source, network: nn.Module, config: Config, crops: int) -> F
 
 def both_halves(file: Path, config: Config, device: torch.device) -> tuple[Features, Features]:
     """Features to train on and to judge on, from the file if it is there."""
+    made_by = recipes.dump(config)
     if file.is_file():
         kept = torch.load(file, weights_only=True)
+        if kept["settings"] != made_by:
+            raise SystemExit(f"--out: {file} was made with other settings; say another folder")
         return Features(*kept["train"]), Features(*kept["test"])
     splits = data_sets.read(config.data)
     network, _ = model.build(config.model, config.view.crop, config.seed)
@@ -76,7 +79,7 @@ def both_halves(file: Path, config: Config, device: torch.device) -> tuple[Featu
         for part, crops in ((splits.train, CROPS), (splits.query, 0))
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"train": tuple(found[0]), "test": tuple(found[1])}, file)
+    torch.save({"settings": made_by, "train": tuple(found[0]), "test": tuple(found[1])}, file)
     return found[0], found[1]
 
 
@@ -90,7 +93,7 @@ def train(settings: str, rate: float, seed: int, halves: tuple[Features, Feature
     loss = losses.build(config.loss, config.miner, classes=classes, embedding=size)
     groups = [
         {"params": list(layer.parameters())},
-        {"params": list(loss.parameters()), "scale": PROXY_RATE / rate},
+        {"params": list(loss.parameters()), "scale": PROXY_RATE / rate, "weight_decay": 0.0},
     ]
     rule = Optim(name="adam", lr=rate, weight_decay=4e-4, milestones=(EPOCHS * 35 / 80,))
     optimizer = optim.make_optimizer(groups, rule)

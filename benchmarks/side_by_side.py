@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rankgrad import recipes
+from rankgrad.recipes import run
 from rankgrad.training import machine
 
 
@@ -67,7 +69,13 @@ def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: 
         for row, settings in rows.items()
         if re.search(args.rows, row)
     ]
-    return [job for job in jobs if not (job.folder / "result.json").is_file()]
+    waiting = []
+    for job in jobs:
+        if (job.folder / "result.json").is_file():  # of a run with these settings, or the table would mix them
+            run.same_settings(job.folder, recipes.load(job.recipe, job.settings)[1], "--out")
+        else:
+            waiting.append(job)
+    return waiting
 
 
 @contextmanager
@@ -88,8 +96,6 @@ def multi_process_service(wanted: bool) -> Iterator[None]:
 
 def _work(jobs: Any, threads: int) -> None:
     """Take jobs until there are none; the pictures are read, and the network compiled, once for all of them."""
-    from rankgrad.recipes import run
-
     torch.set_num_threads(threads)
     while (job := jobs.get()) is not None:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -148,8 +154,5 @@ def mean_of(values: list[float]) -> str:
 
 def machine_of(out: Path) -> dict[str, str]:
     """What the runs ran on; the table may be made elsewhere."""
-    described = sorted(out.glob("*/seed-*/machine.json"))
-    found: dict[str, str] = (
-        json.loads(described[0].read_text()) if described else machine.describe(torch.device("cpu"))
-    )
-    return found
+    described = [json.loads(path.read_text()) for path in out.glob("*/seed-*/machine.json")]
+    return min(described, key=lambda one: one["started"], default=machine.describe(torch.device("cpu")))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.voc --data DIR --weights resnet50.safetensors --out runs/voc [--rows 'cross|ap']
         [--seeds 3] [--parallel 6] [--mps] [--epochs 5] [--minutes 9] [key=value ...]
-    python -m benchmarks.voc --choose ...                  train on `train`, judge on `val`: choose settings there
+    python -m benchmarks.voc --choose ...                  train on `train`, judge on `val`, into runs/voc-val
     python -m benchmarks.voc --table --out runs/voc        the table of what is finished
     python -m benchmarks.voc --cost [--out runs/voc]       what the loss adds to a training step
 
@@ -122,6 +122,8 @@ def main() -> None:
     parser.add_argument("--choose", action="store_true", help="train on `train`, judge on `val`")
     parser.add_argument("--cost", action="store_true", help="only measure what the loss costs")
     args = parser.parse_args()
+    if args.choose and args.out == parser.get_default("out"):
+        args.out = args.out.with_name("voc-val")
     if args.cost:
         from benchmarks.voc_cost import measure
 

@@ -82,7 +82,8 @@ def _steps(side: tuple[int, int], backbone: str, times: int, device: torch.devic
     }
     found: dict[str, list[float]] = {name: [] for name in trainings}
     for number in range(MEMORY + 8 + times):
-        for name, training in trainings.items():
+        order = list(trainings.items())
+        for name, training in order if number % 2 else reversed(order):
             torch.manual_seed(number)
             took = _milliseconds(training.step, device)
             if number >= MEMORY + 8:  # the memory is full, and the loss recorded

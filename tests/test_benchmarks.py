@@ -20,7 +20,7 @@ def test_rows_are_valid(name):
 def test_the_table(tmp_path, monkeypatch, capsys):
     root = pictures.cub_set(tmp_path / "data")
     small = ["backbone=tiny", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2", "view.resize=16"]
-    small += ["compile=false", "view.crop=12", "data.counts=any", "device=cpu"]
+    small += ["view.crop=12", "data.counts=any", "device=cpu"]
     options = ["--data", str(root), "--weights", "none", "--out", str(tmp_path / "out"), "--epochs", "1"]
     monkeypatch.setattr(sys, "argv", ["cub.py", *options, "--seeds", "2", "--rows", "^recall log$|FastAP", *small])
     cub.main()

@@ -1,5 +1,6 @@
 """A detector from a VOC folder to the report: training, an exact continuation, several processes, evaluation."""
 
+import inspect
 import json
 import shutil
 import sys
@@ -13,7 +14,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from rankgrad import recipes
 from rankgrad.cli import main
 from rankgrad.detection import RegionLoss, model
-from rankgrad.detection.config import Config, Model, View
+from rankgrad.detection.config import Config, Loss, Model, View
 from rankgrad.detection.task import DetectionTask, read_sources
 from rankgrad.recipes import run
 from rankgrad.training import checkpoint
@@ -262,6 +263,30 @@ def test_the_benchmark(tmp_path, monkeypatch, capsys):
     before = (tmp_path / "out" / "cross-entropy" / "seed-0" / "result.json").stat().st_mtime_ns
     voc.main()  # what is finished is not run again
     assert (tmp_path / "out" / "cross-entropy" / "seed-0" / "result.json").stat().st_mtime_ns == before
+    monkeypatch.setattr(sys, "argv", ["voc.py", "--choose", *options, *small])
+    with pytest.raises(UserError, match=r"--out: .* begun with other settings: .*data.test was 'test', now 'val'"):
+        voc.main()  # results on val do not mix with those on test
+
+
+def test_settings_are_chosen_on_val_in_a_folder_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(voc.side_by_side, "train", lambda jobs, **how: asked.extend(jobs))
+    monkeypatch.setattr(sys, "argv", ["voc.py", "--choose", "--data", "D", "--rows", "^cross"])
+    voc.main()
+    _, config = recipes.load("voc07", asked[0].settings)
+    assert (config.data.name, config.data.root) == ("voc", "D/VOCdevkit/VOC2007")
+    assert (config.data.train, config.data.test) == ("train", "val")
+    assert str(asked[0].folder) == "runs/voc-val/cross-entropy/seed-0"
+    assert "judged on val" in (tmp_path / "runs" / "voc-val" / "table.md").read_text()
+
+
+def test_recipes_and_loss_have_the_same_defaults():
+    for name in ("voc", "voc07", "voc0712"):
+        loss = recipes.load(name)[1].loss
+        assert {**loss.options(), "lam": 0.5} == {**Loss().options(), "lam": 0.5}
+    given = inspect.signature(RegionLoss).parameters
+    assert {key: given[key].default for key in Loss().options()} == Loss().options()
 
 
 def test_what_the_loss_costs(monkeypatch):

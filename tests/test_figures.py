@@ -374,6 +374,19 @@ def test_every_row_of_the_figure_is_a_row_of_the_benchmark():
     assert set(ablations.PAPER) <= set(cub.ROWS)
 
 
+def test_the_caption_says_how_far_a_change_moves_the_recall_loss(tmp_path):
+    table = """| loss | best R@1 | last R@1 |
+|---|---|---|
+| recall loglog | 59.7 ± 0.2 | 59.2 ± 0.2 |
+| recall loglog, no margin | 55.9 ± 0.2 | 40.2 ± 0.5 |
+| ap | 60.8 ± 0.4 | 60.5 ± 0.7 |
+"""
+    (tmp_path / "cub.md").write_text(table)
+    (drawing,) = ablations.draw(quiet(results=tmp_path)[0])
+    seen = "What to see: 59.7 (59.2 at the end) moves by -3.8 (-19.0) with no margin."
+    assert seen in " ".join(drawing.caption.split())
+
+
 def test_what_is_missing_is_told(tmp_path):
     (tmp_path / "2026-01-01-other.md").write_text("no table")
     with pytest.raises(UserError, match=r"no table of benchmarks/cub\.py"):

@@ -39,8 +39,7 @@ PROBE = """<script>addEventListener("load", () => {
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     settings = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2"]
-    settings += ["view.resize=16", "view.crop=12", "lr=1e-3", "epochs=3", "device=cpu", "compile=false"]
-    settings += ["data.counts=any"]
+    settings += ["view.resize=16", "view.crop=12", "lr=1e-3", "epochs=3", "device=cpu", "data.counts=any"]
     settings += [f"data.root={pictures.cub_set(folder / 'data')}", "loss.lam=3.75", "evaluate_first=true"]
     out, (result,) = run.run("cub", settings, out=str(folder / "a <b> & c"))
     return out / "report.html", result, json.loads((out / "examples.json").read_text())

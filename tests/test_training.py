@@ -1,6 +1,5 @@
 """The whole way: settings, training, checkpoints, an exact continuation, a stop when a loss is lost."""
 
-import functools
 import json
 import os
 import random
@@ -16,6 +15,7 @@ import torch
 
 from rankgrad import recipes
 from rankgrad.cli import main
+from rankgrad.detection.task import DetectionTask
 from rankgrad.recipes import run
 from rankgrad.training import checkpoint, log, optim
 from rankgrad.training.config import Optim
@@ -293,22 +293,25 @@ def test_low_precision_learns_too(tmp_path, precision):
 
 def test_compiled_training_is_the_same(tmp_path, monkeypatch):
     """Through the tracer, without waiting for a compiler; the weights keep their names."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    folders = [run.run("digits", [*SHORT, f"compile={c}"], out=str(tmp_path / c))[0] for c in ("true", "false")]
+    folders = [run.run("digits", SHORT, out=str(tmp_path / "plain"))[0]]
+    monkeypatch.setattr(Trainer, "_wrapped", lambda self: torch.compile(self.task.network, backend="eager"))
+    folders.append(run.run("digits", SHORT, out=str(tmp_path / "compiled"))[0])
     assert rows(folders[0]) == rows(folders[1])
     assert same_weights(*(folder / "last.safetensors" for folder in folders))
 
 
-@pytest.mark.parametrize(
-    ("device", "same_shapes", "mode"),
-    [("cuda", True, "reduce-overhead"), ("cuda", False, None), ("cpu", True, None)],
-)
-def test_what_is_compiled_is_recorded_where_shapes_stay(tmp_path, monkeypatch, device, same_shapes, mode):
+@pytest.mark.parametrize(("same_shapes", "mode"), [(True, "reduce-overhead"), (False, None)])
+def test_what_is_compiled_is_recorded_where_shapes_stay(tmp_path, monkeypatch, same_shapes, mode):
     subject, config = recipes.load("digits", [*SHORT, "compile=true"])
-    trainer = Trainer(subject.build(config, torch.device("cpu")), config, tmp_path, torch.device("cpu"))
-    trainer.device, trainer.task.same_shapes = torch.device(device), same_shapes
+    task = subject.build(config, torch.device("cpu"))
+    assert task.same_shapes and not DetectionTask.same_shapes
+    task.same_shapes = same_shapes
+    trainer = Trainer(task, config, tmp_path, torch.device("cpu"))
+    assert torch.backends.cudnn.benchmark == same_shapes
     monkeypatch.setattr(torch, "compile", lambda network, mode: (network, mode))
-    assert trainer._wrapped() == (trainer.task.network, mode)
+    assert trainer._wrapped() is task.network  # on a CPU nothing is compiled
+    trainer.device = torch.device("cuda")
+    assert trainer._wrapped() == (task.network, mode)
 
 
 def test_every_step_seeds_every_generator():

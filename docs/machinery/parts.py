@@ -55,7 +55,7 @@ def results(page: str, pattern: str, heading: str, command: str) -> str:
             tables = re.findall(r"(?:^\|.*\n?)+", body, re.MULTILINE)
             if heading.lower() in title.lower() and tables:
                 link = posixpath.relpath(f"results/{path.name}", posixpath.dirname(page) or ".")
-                kept = [table.strip().replace(" ± ", "\u00a0±\u00a0") for table in tables]  # in one line of a cell
+                kept = [table.strip().replace(" ± ", "\u00a0±\u00a0") for table in tables]  # no line break inside
                 return "\n\n".join([*kept, f"*{title}. From [{path.stem}]({link}).*"])
     return f'!!! warning "Not measured yet"\n    `{command}` will give this table.'
 

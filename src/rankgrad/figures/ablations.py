@@ -98,9 +98,7 @@ def draw(sources: Sources) -> list[Drawing]:
     with style.applied():
         figure = style.sheet(7.4, 3.3)
         widths = [len(panel) for panel in PANELS.values()]
-        grid = figure.subplots(
-            1, len(PANELS), width_ratios=widths
-        )  # each its own axis: one collapse hides the rest
+        grid = figure.subplots(1, len(PANELS), width_ratios=widths)  # own axes: a collapse would hide the rest
         for axes, (name, panel) in zip(grid, PANELS.items(), strict=True):
             style.letter(axes, name)
             _panel(axes, panel, rows)

@@ -34,7 +34,8 @@ class ProxyRankingLoss(nn.Module):
         window: How far every relevant item (a bar too) looks up, as in :func:`recall_loss`.
         threshold: Height of the bars, a cosine similarity.
         pairs: Weight of the average precision loss among the items; 0 leaves it out.
-        attraction: Weight of (1 - cosine similarity), averaged over the items of the same class, then over items.
+        attraction: Weight of (1 - cosine similarity), averaged over the items of the same class, then over items
+            (two rows of one picture attract each other too).
         distributed: With several processes, take the batches of all of them as one. Every process has then the
             gradient of the whole batch at its proxies: leave this module out of DistributedDataParallel.
 
@@ -51,6 +52,7 @@ class ProxyRankingLoss(nn.Module):
         self,
         num_classes: int,
         embedding_size: int,
+        *,
         window: float = 0.4,
         threshold: float = 0.1,
         pairs: float = 0.3,

@@ -92,7 +92,7 @@ def run(
 
 def _one(subject: Subject, config: Any, folder: Path, device: torch.device, *, resume: bool) -> Result:
     if resume and (folder / "config.yaml").is_file():
-        _same_settings(folder, config)
+        same_settings(folder, config, "--resume")
     task = subject.build(config, device)
     if distributed.rank() == 0:
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
@@ -113,14 +113,14 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _same_settings(folder: Path, config: Any) -> None:
-    """A run goes on with the settings it began with."""
+def same_settings(folder: Path, config: Any, option: str) -> None:
+    """A run goes on with the settings it began with; else an error that names the option and what differs."""
     before = _flat(recipes.load(str(folder))[1].model_dump(mode="json"))
     now = _flat(config.model_dump(mode="json"))
     changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
     if changed:
         told = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
-        raise UserError(f"--resume: {folder} was begun with other settings: {told}")
+        raise UserError(f"{option}: {folder} was begun with other settings: {told}")
 
 
 def spread(results: Sequence[Result]) -> list[dict[str, Any]]:

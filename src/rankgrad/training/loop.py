@@ -145,10 +145,10 @@ class Trainer:
             network = nn.parallel.DistributedDataParallel(
                 network, device_ids=[self.device.index] if self.device.type == "cuda" else None
             )
-        if not self.config.compile:
+        if not self.config.compile or self.device.type != "cuda":
             return network
-        # Recorded as CUDA graphs: a ResNet-50 step of 128 pictures is 16 ms for an H200 and 25 ms for Python.
-        recorded = self.device.type == "cuda" and self.task.same_shapes and not distributed.active()
+        # Recorded as CUDA graphs: a ResNet-50 step of 128 pictures is 16 ms for an H200 and 27 ms for Python.
+        recorded = self.task.same_shapes and not distributed.active()
         return torch.compile(network, mode="reduce-overhead" if recorded else None)  # type: ignore[return-value]
 
     def _train_one(self, network: nn.Module) -> None:

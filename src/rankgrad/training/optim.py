@@ -13,12 +13,12 @@ from rankgrad.training.config import Optim
 def make_optimizer(groups: list[dict[str, Any]], config: Optim) -> torch.optim.Optimizer:
     """An optimiser over parameter groups; a group's ``scale`` multiplies the learning rate."""
     groups = [{"scale": 1.0, **group} for group in groups if group["params"]]
-    on_gpu = all(parameter.is_cuda for group in groups for parameter in group["params"])
-    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": on_gpu or None}
     if config.name == "sgd":
-        return torch.optim.SGD(groups, momentum=config.momentum, **options)
+        # Not fused: where a GradScaler skips the first step, fused SGD goes on from momentum nobody has written.
+        return torch.optim.SGD(groups, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(groups, **options)
+    fused = all(parameter.is_cuda for group in groups for parameter in group["params"])
+    return kind(groups, config.lr, weight_decay=config.weight_decay, fused=fused or None)
 
 
 def learning_rate(config: Optim, step: int, steps_per_epoch: int, epochs: int) -> float:
