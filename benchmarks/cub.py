@@ -33,6 +33,7 @@ TRIPLET = "loss=pml:TripletMarginLoss loss.margin=0.2 miner=pml:TripletMarginMin
 ROWS = {
     "proxy": "loss=proxy proxy_lr=4000",
     "proxy, no pairs": "loss=proxy loss.pairs=0 lr=1e-5 proxy_lr=2000",
+    "proxy, attraction": "loss=proxy loss.attraction=0.15 loss.threshold=0.05 proxy_lr=4000",
     "ap, window": "loss=ap loss.window=0.1 loss.margin=0.05",
     "recall loglog": ours(LOGLOG),
     "recall log": ours(LOG),

@@ -145,9 +145,9 @@ def main() -> None:
         "# CUB-200-2011, frozen features and a linear embedding: held-out training classes",
         "",
         f"{about['hardware']}. {about['versions']}. {about['started']}. {EPOCHS} epochs, batches of {BATCH // 4} "
-        f"classes x 4, proxies at rate {PROXY_RATE}. Means ± standard deviation over seeds; best: highest R@1.",
+        f"classes x 4, proxies at rate {PROXY_RATE}. Means ± standard deviation over seeds, at the highest R@1.",
         "",
-        "| loss | rate | seeds | best R@1 | mAP@R | last R@1 | last mAP@R | settings (not its rates) |",
+        "| loss | rate | seeds | R@1 | mAP@R | R@1 at the end | mAP@R at the end | settings (not its rates) |",
         "|" + "---|" * 8,
     ]
     for name, settings in rows.items():
