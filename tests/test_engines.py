@@ -44,11 +44,24 @@ def test_equal_to_the_reference(engine, kind, share):
 
 @needs_numba
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_long_list_in_chunks(kind):
-    """Long enough to be cut for the threads, with a length that is a multiple of nothing."""
-    for share, masked in ((0.001, False), (0.3, True)):
+@pytest.mark.parametrize("threads", [1, 3])
+def test_one_long_list_in_chunks(kind, threads, monkeypatch):
+    """With a length that is a multiple of nothing, and enough relevant items to be sorted in chunks as well."""
+    monkeypatch.setattr(cpu, "_SHARED", 1)
+    torch.set_num_threads(threads)
+    for share, masked in ((0.001, False), (0.3, True), (0.96, False)):
         data = make(kind, (1, 1, 70_001), share, masked=masked)
         assert_equal_to_reference(cpu, *data, "log_ap", lam=20.0, margin=0.1)
+
+
+@needs_numba
+def test_only_very_long_lists_are_shared():
+    torch.set_num_threads(3)
+    chunks = {}
+    for shape in ((1, 2**18 - 1), (1, 2**18), (3, 2**18), (2, 100)):
+        scores = torch.zeros(shape)
+        chunks[shape] = cpu._Rows(scores, scores.bool(), None, 0.0).chunks
+    assert chunks == {(1, 2**18 - 1): 1, (1, 2**18): 3, (3, 2**18): 1, (2, 100): 1}
 
 
 @pytest.mark.parametrize("engine", ["numba", "torch stream"])

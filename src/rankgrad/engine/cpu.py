@@ -16,7 +16,8 @@ from rankgrad.engine import stepwise, stream
 from rankgrad.engine.forms import FORMS, weight_tables
 from rankgrad.engine.precision import count_dtype
 
-_LONG = 1 << 16  # lists at least this long are cut into chunks when there are fewer lists than threads
+_LONG = 1 << 16  # lists at least this long are gone through one by one when there are fewer lists than threads
+_SHARED = 1 << 18  # and from this length on by all threads: waking them takes a tenth of a millisecond each time
 _DENSE = 4  # one relevant item in so many, or more: sort the irrelevant items too, and merge
 
 
@@ -87,8 +88,13 @@ class _Rows:
 
     @property
     def long(self) -> bool:
-        """Whether to work on each list with all threads, rather than to give each thread some lists."""
+        """Whether to go through the lists one by one, rather than to give each thread some lists."""
         return self.scores.shape[1] >= _LONG and len(self) < max(self.threads, 2)
+
+    @property
+    def chunks(self) -> int:
+        """In how many parts to cut a list."""
+        return self.threads if self.long and self.scores.shape[1] >= _SHARED else 1
 
     def all(self) -> tuple[Any, ...]:
         return self.scores, self.decode, self.relevance, self.mask, self.masked, self.half
@@ -190,7 +196,7 @@ def relevant_ranks(
     poison = torch.zeros(scores.shape[:-1], dtype=torch.float64)
     nothing = torch.empty(0, dtype=count_dtype(n)).numpy()
     for at in range(len(rows)):
-        one = _List(kernels, rows.row(at), nothing, rows.threads if rows.long else 1)
+        one = _List(kernels, rows.row(at), nothing, rows.chunks)
         p = len(one.words)
         above.view(-1, n)[at, :p] = torch.from_numpy(one.above[:p])
         position.view(-1, n)[at, :p] = torch.from_numpy((one.words & 0xFFFFFFFF).astype(np.int64))
@@ -212,7 +218,7 @@ def rank_changes(
     changes = torch.zeros(scores.shape, dtype=count_dtype(n))
     for at in range(len(rows)):
         out = changes.view(-1, n)[at].numpy()
-        one = _List(kernels, rows.row(at), out, rows.threads if rows.long else 1)
+        one = _List(kernels, rows.row(at), out, rows.chunks)
         one.move(steps.reshape(-1, n)[at, : len(one.words)].numpy())
     return changes
 
@@ -254,7 +260,7 @@ def list_losses(
         _each(threads, lambda chunk: run(chunk, threads))
         return losses, changes, items, lists
     for at in range(len(rows)):
-        one = _List(kernels, rows.row(at), out[at], rows.threads)
+        one = _List(kernels, rows.row(at), out[at], rows.chunks)
         p = len(one.words)
         steps = one.steps()
         per_list = lam * one.items / max(int(counting[at]), 1) / max(p, 1)
