@@ -59,3 +59,6 @@ def test_losses_on_frozen_features(tmp_path, monkeypatch, capsys):
     assert "features" not in capsys.readouterr().out
     again = (tmp_path / "out" / "table.md").read_text()
     assert again.splitlines()[4:] == first.splitlines()[4:]
+    monkeypatch.setattr(sys, "argv", ["frozen.py", *options, *more, "view.scale=0.5"])
+    with pytest.raises(SystemExit, match=r"features\.pt was made with other settings"):
+        frozen.main()
