@@ -300,6 +300,7 @@ def test_what_the_loss_costs(monkeypatch):
     assert list(times) == ["64 x 64", "cross entropy", "ranking", "ranking, not recorded"]
     before, after, more, share = (float(cell.split()[0]) for cell in times.pop("64 x 64"))
     assert before > 0 and after > 0 and share == pytest.approx(100 * more / before, abs=1)
+    assert more == pytest.approx(after - before, abs=0.02)  # of two pairs, medians are means
     assert all(float(cell) > 0 for (cell,) in times.values())
 
 

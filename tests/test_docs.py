@@ -130,10 +130,11 @@ def test_result_tables(tmp_path, monkeypatch):
     assert "Not measured yet" in parts.results(*arguments) and "rankgrad bench" in parts.results(*arguments)
     (tmp_path / "2026-01-01-bench.md").write_text("# A\n\n## Speed\n\n| a |\n|---|\n| old |\n")
     (tmp_path / "2026-02-01-bench.md").write_text(
-        "# A\n\n| z |\n|---|\n\n## Speed, all\n\n| a |\n|---|\n| new |\n\n## B\n"
+        "# A\n\n| z |\n|---|\n\n## Speed, all\n\n| a |\n|---|\n| new |\n| 1.0 ± 0.2 |\n\n## B\n"
     )
     made = parts.results(*arguments)
     assert "| new |" in made and "old" not in made and "| z |" not in made
+    assert "| 1.0\u00a0±\u00a00.2 |" in made  # a number and its deviation stay in one line
     assert "(../results/2026-02-01-bench.md)" in made
     assert "Not measured" in parts.results("x.md", "*-bench.md", "memory", "c")
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,6 +53,20 @@ def test_one_long_list_in_chunks(kind, threads, monkeypatch):
     for share, masked in ((0.001, False), (0.3, True), (0.96, False)):
         data = make(kind, (1, 1, 70_001), share, masked=masked)
         assert_equal_to_reference(cpu, *data, "log_ap", lam=20.0, margin=0.1)
+
+
+@needs_numba
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("keys", [5, 2**32])
+def test_words_are_sorted_by_key_and_then_by_place(chunks, keys):
+    """Whatever the order they come in: after a move, equal scores may stand anywhere."""
+    draw = np.random.default_rng(0)
+    places = draw.permutation(70_001).astype(np.uint64)
+    words = draw.integers(keys, size=len(places), dtype=np.uint64) << np.uint64(32) | places
+    one = object.__new__(cpu._List)
+    one.kernels, one.chunks, one._spare = cpu._numba_kernels(), chunks, np.empty_like(words)
+    expected = np.sort(words)
+    np.testing.assert_array_equal(one._sort(words), expected)
 
 
 @needs_numba

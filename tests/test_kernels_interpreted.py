@@ -58,8 +58,7 @@ def test_sorting_by_merges(kind, share, monkeypatch):
     """With more relevant items than pairs are compared for: one round of merges, and two."""
     from rankgrad.engine._kernels import sorting
 
-    monkeypatch.setattr(sorting, "PAIRS", 8)
-    monkeypatch.setattr(long, "_MOST_PAIRS", 8)
+    monkeypatch.setattr(sorting, "PAIRS", type(sorting.PAIRS)(8))
     monkeypatch.setattr(long, "_SORT_BLOCK", 16)
     monkeypatch.setattr(long, "_MERGE_PIECE", 8)
     monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)

@@ -14,7 +14,6 @@ from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
 
 _CHUNKS = 256
-_MOST_PAIRS = 4096  # as in the kernel
 _SORT_BLOCK, _MERGE_PIECE = 1024, 512
 _SORTERS = 2  # programs a processor that wait for each other: all must run at once (an H200 has room for 2)
 _sorters: dict[torch.device, int] = {}  # devices that had room for fewer
@@ -102,9 +101,10 @@ class Long:
     def _sort(self, again: bool) -> None:
         plan = self.plan
         words = plan.loose, plan.words, self.state, plan.slots
-        blocks = min(-(-min(plan.slots, _MOST_PAIRS) // 16), 8 * plan.processors)
+        pairs: int = self.sorting.PAIRS.value
+        blocks = min(-(-min(plan.slots, pairs) // 16), 8 * plan.processors)
         self.launch(self.sorting.rank_by_pairs, (blocks, plan.rows), *words, BLOCK=16, TILE=256)
-        if plan.slots > _MOST_PAIRS:
+        if plan.slots > pairs:
             self._merge(words, again)
 
     def _merge(self, words: tuple[Any, ...], again: bool) -> None:
