@@ -146,6 +146,8 @@ def padded(class_logits: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, Ten
     """Logits, labels and a mask of so many rows."""
     more = rows - len(class_logits)
     mask = torch.arange(rows, device=class_logits.device) < len(class_logits)
+    if not more:  # the usual case: nothing to launch
+        return class_logits, labels, mask
     return (
         torch.cat([class_logits, class_logits.new_zeros(more, class_logits.shape[1])]),
         torch.cat([labels, labels.new_zeros(more)]),
