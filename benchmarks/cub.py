@@ -28,12 +28,14 @@ def ours(loss: str, lam: float = 0.2, margin: float = 0.02, memory: int = 3) -> 
     return f"{loss} {OURS.format(lam=lam, margin=margin, memory=memory)}"
 
 
+PROXY = "loss=proxy proxy_lr=4000"
 LOGLOG, LOG = "loss=recall loss.weight=loglog", "loss=recall loss.weight=log"
 TRIPLET = "loss=pml:TripletMarginLoss loss.margin=0.2 miner=pml:TripletMarginMiner miner.type_of_triplets=semihard"
 ROWS = {
-    "proxy": "loss=proxy proxy_lr=4000",
-    "proxy, no pairs": "loss=proxy loss.pairs=0 lr=1e-5 proxy_lr=2000",
-    "proxy, attraction": "loss=proxy loss.attraction=0.15 loss.threshold=0.05 proxy_lr=4000",
+    "proxy": PROXY + " loss.attraction=0.15",
+    "proxy, bars 0.05": PROXY + " loss.attraction=0.15 loss.threshold=0.05",
+    "proxy, no attraction": PROXY + " loss.attraction=0",
+    "proxy, no pairs, no attraction": "loss=proxy loss.pairs=0 loss.attraction=0 lr=1e-5 proxy_lr=2000",
     "ap, window": "loss=ap loss.window=0.1 loss.margin=0.05",
     "recall loglog": ours(LOGLOG),
     "recall log": ours(LOG),

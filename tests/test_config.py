@@ -2,6 +2,7 @@
 
 import pytest
 
+import rankgrad
 from rankgrad import recipes
 from rankgrad.retrieval.config import Config
 from rankgrad.training.errors import UserError
@@ -41,6 +42,14 @@ def test_the_benchmarks_have_the_paper_s_settings(name, lr, margin, lam, per_cla
     assert arguments["weight"] == ("log" if name.endswith("-log") else "loglog")
     assert (config.target, arguments["memory"], config.batch.size, config.epochs) == (r1, 3, 128, 80)
     assert (config.optim.milestones, config.optim.decay, config.optim.weight_decay) == ((35,), 0.3, 4e-4)
+
+
+def test_the_proxies_recipe_has_the_defaults_of_their_loss():
+    """They were chosen together: whoever takes the Module gets what was measured."""
+    _, config = recipes.load("cub-proxy")
+    loss = rankgrad.ProxyRankingLoss(2, 3)
+    assert config.loss.arguments() == {name: getattr(loss, name) for name in config.loss.arguments()}
+    assert set(config.loss.arguments()) == {"window", "threshold", "pairs", "attraction"}
 
 
 def test_overrides():

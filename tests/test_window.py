@@ -158,7 +158,7 @@ def bars_by_hand(proxies, embeddings, labels, window, threshold):
 
 def test_proxies_rank_the_batch_between_two_bars():
     torch.manual_seed(3)
-    loss = rankgrad.ProxyRankingLoss(5, 6, window=0.7, threshold=0.2, pairs=0).double()
+    loss = rankgrad.ProxyRankingLoss(5, 6, window=0.7, threshold=0.2, pairs=0, attraction=0).double()
     embeddings = torch.randn(12, 6, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 4, 4, 4])  # nobody of class 3
     value = loss(embeddings, labels)
@@ -208,7 +208,7 @@ def test_proxies_attraction_is_the_mean_of_pairs(counts):
 def test_what_the_bars_ask_for_costs_nothing():
     """Own items above the upper bar, others below the lower one: no loss and no gradient."""
     basis = torch.eye(3)
-    loss = rankgrad.ProxyRankingLoss(3, 3, threshold=0.1, pairs=0)
+    loss = rankgrad.ProxyRankingLoss(3, 3, threshold=0.1, pairs=0, attraction=0)
     loss.proxies.data = basis - 0.3  # cosines with the others' axes are negative
     embeddings = basis.repeat(2, 1).requires_grad_()
     value = loss(embeddings, torch.tensor([0, 1, 2, 0, 1, 2]))

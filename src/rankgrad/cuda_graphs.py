@@ -19,6 +19,8 @@ from rankgrad.engine.precision import compute_dtype
 CALLS_BEFORE = 3
 #: Kinds of calls that are kept recorded; the oldest makes room for another.
 MOST_RECORDINGS = 16
+#: What a setting of a loss may be; looked at in every call, so no isinstance.
+_SETTINGS = frozenset({type(None), bool, int, float, str})
 
 
 class _Recording:
@@ -156,7 +158,7 @@ class Graphed(nn.Module):
             (name, value)
             for module in self.loss.modules()
             for name, value in vars(module).items()
-            if value is None or isinstance(value, bool | int | float | str)
+            if type(value) in _SETTINGS
         )
         modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32
         return form, state, settings, modes

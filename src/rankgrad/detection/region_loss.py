@@ -56,8 +56,8 @@ class RegionLoss(nn.Module):
     ``cross_entropy`` times the cross entropy plus ``weight`` times :class:`rankgrad.ClassRankingLoss` on the
     log-odds of the classes: for each class a list of all regions, and one list of all (region, class) pairs;
     a background region is relevant to nothing. The paper's form is
-    ``RegionLoss(form="ap", rank="logits", weight=1, cross_entropy=0)``. It does not leave the ground from random
-    weights: AP's slope vanishes where ranks are bad (``rankgrad.detection.cold_start`` shows it). The log form has
+    ``RegionLoss(form="ap", rank="logits", weight=1, cross_entropy=0)``. From random weights it gets going late, or
+    never: AP's slope vanishes where ranks are bad (``rankgrad.detection.cold_start`` shows it). The log form has
     a slope from the start; cross entropy gives the scores a scale that a threshold can use. With the default
     weight both together have twice the gradient of cross entropy alone in the first steps, 1.2 times in the last;
     at weight 1 it is four to seven times in the first, and the gain is lost (benchmarks/results, voc-choose).

@@ -26,7 +26,8 @@ class ProxyRankingLoss(nn.Module):
     one, however far above them the relevant ones are: classes need not shrink, and the embeddings stay spread out.
     Both are recall losses with :math:`W(c) = \log(1 + c)` and a fixed window. ``pairs`` adds the average precision
     loss among the items of the batch (window 0.1, margin 0.05). ``attraction`` pulls items of a class together
-    however well they rank: ranks are content early, and so are bars.
+    however well they rank: ranks are content early, and so are bars. (On CUB: +0.5 R@1 and +1.6 mAP@R on held-out
+    training classes, +0.8 and +0.9 on the test classes; benchmarks/results, h200-cub.)
 
     Args:
         num_classes: How many classes there are; labels are 0 ... num_classes - 1.
@@ -35,7 +36,7 @@ class ProxyRankingLoss(nn.Module):
         threshold: Height of the bars, a cosine similarity.
         pairs: Weight of the average precision loss among the items; 0 leaves it out.
         attraction: Weight of (1 - cosine similarity), averaged over the items of the same class, then over items
-            (two rows of one picture attract each other too).
+            (two rows of one picture attract each other too); 0 leaves it out.
         distributed: With several processes, take the batches of all of them as one. Every process has then the
             gradient of the whole batch at its proxies: leave this module out of DistributedDataParallel.
 
@@ -56,7 +57,7 @@ class ProxyRankingLoss(nn.Module):
         window: float = 0.4,
         threshold: float = 0.1,
         pairs: float = 0.3,
-        attraction: float = 0.0,
+        attraction: float = 0.15,
         distributed: bool = False,
     ) -> None:
         super().__init__()
