@@ -150,18 +150,13 @@ class Graphed(nn.Module):
             (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
             for value in inputs
         )
-        state = tuple(
-            (one.data_ptr(), one.shape, one.dtype, one.requires_grad)
-            for one in (*self.loss.parameters(), *self.loss.buffers())
-        )
-        settings = tuple(
-            (name, value)
-            for module in self.loss.modules()
-            for name, value in vars(module).items()
-            if type(value) in _SETTINGS
-        )
+        state: list[Any] = []
+        for module in self.loss.modules():  # one walk: this runs in every call, and is most of its Python
+            state += [(name, value) for name, value in vars(module).items() if type(value) in _SETTINGS]
+            tensors = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
+            state += [(one.data_ptr(), one.shape, one.dtype, one.requires_grad) for one in tensors]
         modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32
-        return form, state, settings, modes
+        return form, tuple(state), modes
 
 
 def graphed(loss: nn.Module) -> Graphed:
