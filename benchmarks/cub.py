@@ -90,9 +90,9 @@ def table(out: Path, every: list[str]) -> str:
         "",
         f"`rankgrad train cub` with `{' '.join(private)}` and each row's settings. Best: the highest R@1.",
         "",
-        "| loss | seeds | best R@1 | R@2 | R@4 | R@8 | mAP@R | last R@1 | last mAP@R | s a run | pictures/s "
-        "| settings |",
-        "|" + "---|" * 12,
+        "| loss | epochs | seeds | best R@1 | R@2 | R@4 | R@8 | mAP@R | last R@1 | last mAP@R | s a run "
+        "| pictures/s | settings |",
+        "|" + "---|" * 13,
     ]
     wanted = [("best", m) for m in ("R@1", "R@2", "R@4", "R@8", "mAP@R")] + [("last", "R@1"), ("last", "mAP@R")]
     for name, settings in ROWS.items():
@@ -104,7 +104,8 @@ def table(out: Path, every: list[str]) -> str:
         seconds = statistics.fmean(result["seconds"] for result in results)
         speed = statistics.fmean(result["speed"] for result in results)
         cells += [f"{seconds:.0f}", f"{speed:,.0f}", f"`{settings}`"]
-        lines.append(f"| {name} | {len(results)} | {' | '.join(cells)} |")
+        epochs = f"{results[0]['last']['epoch']:g}"
+        lines.append(f"| {name} | {epochs} | {len(results)} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 

@@ -147,7 +147,7 @@ def results(tmp_path_factory):
     return everything(None, f"{folder}/one"), two, folder
 
 
-@pytest.mark.parametrize("name", ["recall", "callable", "ap", "log_ap", "classes", "regions"])
+@pytest.mark.parametrize("name", ["recall", "callable", "ap", "log_ap", "window", "classes", "regions"])
 def test_losses_gradients_and_memory(results, name):
     one, two, _ = results
     values, memory = one[name]

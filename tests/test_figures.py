@@ -357,13 +357,14 @@ def cub_table(folder, names):
         run = side_by_side.folder_of(folder, name, seed)
         run.mkdir(parents=True)
         metrics = {"R@1": 60.0, "R@2": 61.0, "R@4": 62.0, "R@8": 63.0, "mAP@R": 20.0}
-        result = {"best": metrics, "last": metrics | {"R@1": 64.5 + seed}, "seconds": 100.0, "speed": 3000.0}
+        last = metrics | {"R@1": 64.5 + seed, "epoch": 20.0}
+        result = {"best": metrics, "last": last, "seconds": 100.0, "speed": 3000.0}
         (run / "result.json").write_text(json.dumps(result))
     return cub.table(folder, ["epochs=20"])
 
 
 def test_tables_of_the_benchmark_are_read(tmp_path):
-    found = ablations.read_table(cub_table(tmp_path, cub.ROWS))
+    found = ablations.read_table(cub_table(tmp_path, cub.ROWS))["20"]
     assert list(found) == list(cub.ROWS)
     assert found["ap"] == ablations.Line(ablations.Score(60, 0), ablations.Score(65, 0.7))
     assert ablations.read_table("| a | b |\n|---|---|\n| 1 | 2 |\n") == {}
@@ -385,6 +386,21 @@ def test_the_caption_says_how_far_a_change_moves_the_recall_loss(tmp_path):
     (drawing,) = ablations.draw(quiet(results=tmp_path)[0])
     seen = "What to see: 59.7 (59.2 at the end) moves by -3.8 (-19.0) with no margin."
     assert seen in " ".join(drawing.caption.split())
+
+
+def test_rows_of_runs_of_different_length_do_not_meet(tmp_path):
+    table = """| loss | epochs | best R@1 | last R@1 |
+|---|---|---|---|
+| recall loglog | 12 | 59.7 ± 0.2 | 59.2 ± 0.2 |
+| recall loglog, no margin | 12 | 55.9 ± 0.2 | 40.2 ± 0.5 |
+| recall loglog | 20 | 90.0 ± 0.2 | 90.0 ± 0.2 |
+"""
+    (tmp_path / "cub.md").write_text(table)
+    (drawing,) = ablations.draw(quiet(results=tmp_path)[0])
+    caption = " ".join(drawing.caption.split())
+    assert (
+        "After 12 epochs." in caption and "59.7 (59.2 at the end) moves by -3.8 (-19.0) with no margin" in caption
+    )
 
 
 def test_what_is_missing_is_told(tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -199,12 +200,16 @@ def test_what_makes_a_new_recording(replays_on_the_cpu):
     assert kinds() == before
     loss.loss.lam = 7.0
     assert kinds() == before + 1
-    loss.loss.train(False)
+    loss.loss.lam = np.float32(9.0)
     assert kinds() == before + 2
+    loss.loss.lam = np.float32(8.0)
+    assert kinds() == before + 3
+    loss.loss.train(False)
+    assert kinds() == before + 4
     loss.loss.train(True)
     state = {name: value.clone() for name, value in loss.loss.state_dict().items()}
     loss.reset()
     loss.loss.load_state_dict(state)  # the same memory in another place
-    assert kinds() == before + 3
+    assert kinds() == before + 5
     loss(*batch(13, 0, "cpu"))
-    assert len(loss._recordings) > before + 3
+    assert len(loss._recordings) > before + 5

@@ -162,6 +162,13 @@ def test_files_change_by_one_rename(tmp_path, monkeypatch):
     assert path.read_text() == "old"
 
 
+def test_weights_are_open_to_those_who_may_read_the_rest(tmp_path):
+    checkpoint.write_text(tmp_path / "a.txt", "a")
+    checkpoint.save_weights(tmp_path / "a.safetensors", torch.nn.Linear(2, 3), {"b": 1})
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "a.txt").stat().st_mode
+    assert checkpoint.load_weights(tmp_path / "a.safetensors")[1] == {"b": 1}
+
+
 def test_a_lost_loss_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch):
     from rankgrad.retrieval.task import RetrievalTask
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,8 +20,8 @@ from rankgrad.engine.precision import compute_dtype
 CALLS_BEFORE = 3
 #: Kinds of calls that are kept recorded; the oldest makes room for another.
 MOST_RECORDINGS = 16
-#: What a setting of a loss may be; looked at in every call, so no isinstance.
-_SETTINGS = frozenset({type(None), bool, int, float, str})
+#: What a setting of a loss may be (NumPy's numbers are among them).
+_SETTINGS = (type(None), bool, int, float, str, np.number)
 
 
 class _Recording:
@@ -152,7 +153,7 @@ class Graphed(nn.Module):
         )
         state: list[Any] = []
         for module in self.loss.modules():  # one walk: this runs in every call, and is most of its Python
-            state += [(name, value) for name, value in vars(module).items() if type(value) in _SETTINGS]
+            state += [(name, value) for name, value in vars(module).items() if isinstance(value, _SETTINGS)]
             tensors = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
             state += [(one.data_ptr(), one.shape, one.dtype, one.requires_grad) for one in tensors]
         modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32

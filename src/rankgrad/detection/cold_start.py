@@ -1,4 +1,4 @@
-r"""Why average precision does not leave the ground from random weights, shown by a linear classifier in seconds.
+r"""Why average precision hardly leaves the ground from random weights, shown by a linear classifier in seconds.
 
 The slope of AP at a relevant item of rank :math:`r` is :math:`r^+ / (p r^2)`: smallest where ranks are worst.
 Among tens of thousands of candidates and with random scores, Algorithm 1 then moves a relevant item by so

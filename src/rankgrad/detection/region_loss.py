@@ -56,11 +56,12 @@ class RegionLoss(nn.Module):
     ``cross_entropy`` times the cross entropy plus ``weight`` times :class:`rankgrad.ClassRankingLoss` on the
     log-odds of the classes: for each class a list of all regions, and one list of all (region, class) pairs;
     a background region is relevant to nothing. The paper's form is
-    ``RegionLoss(form="ap", rank="logits", weight=1, cross_entropy=0)``. From random weights it gets going late, or
-    never: AP's slope vanishes where ranks are bad (``rankgrad.detection.cold_start`` shows it). The log form has
-    a slope from the start; cross entropy gives the scores a scale that a threshold can use. With the default
-    weight both together have twice the gradient of cross entropy alone in the first steps, 1.2 times in the last;
-    at weight 1 it is four to seven times in the first, and the gain is lost (benchmarks/results, voc-choose).
+    ``RegionLoss(form="ap", rank="logits", weight=1, cross_entropy=0)``. From random weights a linear classifier
+    stands still with it, and a detector ends five points behind: AP's slope vanishes where ranks are bad
+    (``rankgrad.detection.cold_start`` shows it). The log form has a slope from the start; cross entropy gives the
+    scores a scale that a threshold can use. With the default weight both together have twice the gradient of cross
+    entropy alone in the first steps, 1.2 times in the last; at weight 1 it is four to seven times in the first,
+    and the gain is lost (benchmarks/results, voc-choose).
 
     A batch without foreground has a ranking loss of 0; a class without a region in the batch (or the memory) does
     not count; no regions at all give 0. Logits in half precision are ranked as float32 values.
@@ -146,7 +147,7 @@ def padded(class_logits: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, Ten
     """Logits, labels and a mask of so many rows."""
     more = rows - len(class_logits)
     mask = torch.arange(rows, device=class_logits.device) < len(class_logits)
-    if not more:  # the usual case: nothing to launch
+    if not more:  # the usual case
         return class_logits, labels, mask
     return (
         torch.cat([class_logits, class_logits.new_zeros(more, class_logits.shape[1])]),

@@ -30,8 +30,8 @@ PANELS = {
 
 CAPTION = """R@1 on CUB-200-2011 (test classes) when one thing is changed: the memory of 3 batches, the margin,
 and lambda over a factor of 25. Filled: the best evaluation, as the paper reports; open: the last epoch; bars
-are one standard deviation over restarts. Grey diamonds: the paper, with its own weights and 80 epochs. Compare
-within a panel, each has its own axis.{seen} From {files}.{missing}"""
+are one standard deviation over restarts.{epochs} Grey diamonds: the paper, with its own weights and 80 epochs.
+Compare within a panel, each has its own axis.{seen} From {files}.{missing}"""
 
 
 class Score(NamedTuple):
@@ -48,13 +48,17 @@ class Line(NamedTuple):
     last: Score
 
 
-def read_table(text: str) -> dict[str, Line]:
-    """Rows by name of a table with the columns ``loss``, ``best R@1`` and ``last R@1``; nothing without one."""
+#: Rows by name, of runs of as many epochs ("" where the table does not say).
+Rows = dict[str, dict[str, Line]]
+
+
+def read_table(text: str) -> Rows:
+    """Rows of tables with the columns ``loss``, ``best R@1``, ``last R@1``, maybe ``epochs``; nothing without."""
     lines = [
         [cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line
     ]
     heads = [at for at, cells in enumerate(lines) if {"loss", "best R@1", "last R@1"} <= set(cells)]
-    found = {}
+    found: Rows = {}
     for at in heads:
         columns = {name: number for number, name in enumerate(lines[at])}
         for cells in lines[at + 1 :]:
@@ -64,20 +68,23 @@ def read_table(text: str) -> dict[str, Line]:
                 if len(cells) == len(columns)
             ]
             if len(numbers) == 2 and all(len(pair) in (1, 2) for pair in numbers):
-                found[cells[columns["loss"]]] = Line(*(Score(*map(float, pair)) for pair in numbers))
+                epochs = cells[columns["epochs"]] if "epochs" in columns else ""
+                line = Line(*(Score(*map(float, pair)) for pair in numbers))
+                found.setdefault(epochs, {})[cells[columns["loss"]]] = line
     return found
 
 
-def read_results(path: Path) -> tuple[dict[str, Line], list[str]]:
+def read_results(path: Path) -> tuple[Rows, list[str]]:
     """All rows under a file or folder, later files last, and the names of the files that had some."""
     if not path.exists():
         raise UserError(f"--results: no such file or folder {str(path)!r}")
     files = sorted(path.rglob("*.md")) if path.is_dir() else [path]
-    rows: dict[str, Line] = {}
+    rows: Rows = {}
     used = []
     for file in files:
         table = read_table(file.read_text(encoding="utf-8"))
-        rows |= table
+        for epochs, lines in table.items():
+            rows[epochs] = rows.get(epochs, {}) | lines
         if table:
             used.append(file.name)
     if not rows:
@@ -87,8 +94,10 @@ def read_results(path: Path) -> tuple[dict[str, Line], list[str]]:
 
 def draw(sources: Sources) -> list[Drawing]:
     """One panel each; rows that are not there are told."""
-    rows, files = read_results(sources.results or _DEFAULT)
+    found, files = read_results(sources.results or _DEFAULT)
     wanted = list(dict.fromkeys(row for panel in PANELS.values() for _, row in panel))
+    # One thing is changed at a time: all rows of runs of the same length, that of which most were measured.
+    epochs, rows = max(found.items(), key=lambda kind: (len(kind[1].keys() & wanted), kind[0].zfill(4)))
     lacking = [row for row in wanted if row not in rows]
     if len(lacking) == len(wanted):
         raise UserError(f"--results: {', '.join(files)} has none of the rows {', '.join(map(repr, wanted))}")
@@ -104,7 +113,8 @@ def draw(sources: Sources) -> list[Drawing]:
             _panel(axes, panel, rows)
         grid[0].set_ylabel("R@1, %")
         grid[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    caption = CAPTION.format(seen=_seen(rows), files=", ".join(files), missing=missing)
+    told = f" After {epochs} epochs." if epochs else ""
+    caption = CAPTION.format(epochs=told, seen=_seen(rows), files=", ".join(files), missing=missing)
     return [Drawing("ablations", figure, caption)]
 
 

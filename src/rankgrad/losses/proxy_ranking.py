@@ -27,7 +27,7 @@ class ProxyRankingLoss(nn.Module):
     Both are recall losses with :math:`W(c) = \log(1 + c)` and a fixed window. ``pairs`` adds the average precision
     loss among the items of the batch (window 0.1, margin 0.05). ``attraction`` pulls items of a class together
     however well they rank: ranks are content early, and so are bars. (On CUB: +0.5 R@1 and +1.6 mAP@R on held-out
-    training classes, +0.8 and +0.9 on the test classes; benchmarks/results, h200-cub.)
+    training classes, +0.8 and +0.9 on the test classes; benchmarks/results, cub-held-out and h200-cub.)
 
     Args:
         num_classes: How many classes there are; labels are 0 ... num_classes - 1.

@@ -54,11 +54,11 @@ def load_state(path: Path) -> dict[str, Any]:
 
 def save_weights(path: Path, network: nn.Module, metadata: dict[str, Any]) -> None:
     """The weights as safetensors, atomically, with metadata (one JSON text under ``rankgrad``)."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     notes = {"format": "pt", "rankgrad": json.dumps(metadata)}
-    _atomically(path, lambda beside: save_file(tensors, beside, metadata=notes))
+    write_bytes(path, save(tensors, metadata=notes))  # save_file would keep the file from others in one's group
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
