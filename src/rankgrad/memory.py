@@ -34,17 +34,15 @@ class _Ring(nn.Module):
 
     @torch.no_grad()
     @torch.inference_mode(False)
-    def _push(self, *batch: Tensor) -> None:
-        """Take in a batch. Rows with a NaN are not taken: they would come back as candidates for steps to come."""
-        if self.size == 0:
-            return
+    def _push(self, *batch: Tensor, sound: Tensor) -> None:
+        """Take in a batch, in place of the oldest, and which of its rows are to come back as candidates."""
         self._make_room(batch)
-        sound = ~batch[0].isnan().flatten(1).any(1)
         for name, value in zip((*self.fields, "valid"), (*batch, sound), strict=True):
             ring: Tensor = getattr(self, name)
-            slot = ring.new_zeros(1, *ring.shape[1:])
-            slot[0, : len(value)] = value.where(sound.reshape(-1, *[1] * (value.ndim - 1)), 0)
-            ring.index_copy_(0, self.position, slot)
+            missing = ring.shape[1] - len(value)
+            if missing:
+                value = torch.cat([value, value.new_zeros(missing, *value.shape[1:])])
+            ring.index_copy_(0, self.position, value.to(ring.dtype).unsqueeze(0))
         self.position.add_(1).remainder_(self.size)
 
     def _make_room(self, batch: tuple[Tensor, ...]) -> None:
@@ -76,9 +74,9 @@ class _Ring(nn.Module):
         return self.valid.shape[0] * self.valid.shape[1]
 
     def _rows(self, name: str) -> Tensor:
-        """All slots of a field as rows ``[size * width, ...]``; a copy, safe to keep for backward."""
+        """All slots of a field as rows ``[size * width, ...]``; the next batch changes them."""
         ring: Tensor = getattr(self, name)
-        return ring.flatten(0, 1).clone()
+        return ring.flatten(0, 1)
 
     def reset(self) -> None:
         """Forget everything, the form of the batches too."""
@@ -125,11 +123,16 @@ class ScoreMemory(_Ring):
         relevance = _check.relevance(relevance, scores)
         mask = _check.mask(mask, scores)
         self._check_fits("scores", scores)
-        exists = ~scores.isnan() if mask is None else mask & ~scores.isnan()
+        if self.size == 0:
+            return
+        exists = (
+            ~scores.isnan() if mask is None else mask & ~scores.isnan()
+        )  # a NaN leaves out its pair, not its row
         self._push(
             scores.detach().to(compute_dtype(scores.dtype)).nan_to_num(0.0, torch.inf, -torch.inf),
             relevance != 0,
             exists,
+            sound=torch.ones(len(scores), dtype=torch.bool, device=scores.device),
         )
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,7 +141,7 @@ class ScoreMemory(_Ring):
             nothing = self.position.new_empty(0, 0)
             return nothing.float(), nothing.bool(), nothing.bool()
         mask = self._rows("exists") & self._rows("valid").unsqueeze(1)
-        return self._rows("scores"), self._rows("relevance"), mask
+        return self._rows("scores").clone(), self._rows("relevance").clone(), mask
 
 
 class EmbeddingMemory(_Ring):
@@ -162,11 +165,15 @@ class EmbeddingMemory(_Ring):
         embeddings = _check.floating("embeddings", embeddings, ndim=2)
         labels = _check.per_row("labels", labels, "embeddings", embeddings)
         self._check_fits("embeddings", embeddings)
-        self._push(embeddings.detach().to(compute_dtype(embeddings.dtype)), labels.long())
+        if self.size == 0:
+            return
+        kept = embeddings.detach().to(compute_dtype(embeddings.dtype))
+        sound = ~kept.isnan().any(1)  # a row with a NaN would come back as a candidate for steps to come
+        self._push(kept.where(sound.unsqueeze(1), 0), labels.long(), sound=sound)
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
         """Embeddings ``[rows, dim]``, labels and validity ``[rows]``; no rows before the first batch."""
         if not self.rows:
             nothing = self.position.new_empty(0)
             return nothing.float().reshape(0, 0), nothing, nothing.bool()
-        return self._rows("embeddings"), self._rows("labels"), self._rows("valid")
+        return self._rows("embeddings").clone(), self._rows("labels").clone(), self._rows("valid").clone()
