@@ -125,9 +125,8 @@ class ScoreMemory(_Ring):
         self._check_fits("scores", scores)
         if self.size == 0:
             return
-        exists = (
-            ~scores.isnan() if mask is None else mask & ~scores.isnan()
-        )  # a NaN leaves out its pair, not its row
+        # A NaN leaves out its pair; the row, with the other classes, stays.
+        exists = ~scores.isnan() if mask is None else mask & ~scores.isnan()
         self._push(
             scores.detach().to(compute_dtype(scores.dtype)).nan_to_num(0.0, torch.inf, -torch.inf),
             relevance != 0,
