@@ -364,7 +364,7 @@ def cub_table(folder, names):
 
 
 def test_tables_of_the_benchmark_are_read(tmp_path):
-    found = ablations.read_table(cub_table(tmp_path, cub.ROWS))["20"]
+    found = ablations.read_table(cub_table(tmp_path, cub.ROWS))[20]
     assert list(found) == list(cub.ROWS)
     assert found["ap"] == ablations.Line(ablations.Score(60, 0), ablations.Score(65, 0.7))
     assert ablations.read_table("| a | b |\n|---|---|\n| 1 | 2 |\n") == {}

@@ -213,3 +213,13 @@ def test_what_makes_a_new_recording(replays_on_the_cpu):
     assert kinds() == before + 5
     loss(*batch(13, 0, "cpu"))
     assert len(loss._recordings) > before + 5
+
+
+def test_parameters_in_another_place_make_a_new_recording(replays_on_the_cpu):
+    loss = rankgrad.graphed(rankgrad.ProxyRankingLoss(8, 16))
+    for _ in range(2):
+        loss(*batch(12, 0, "cpu"))
+    assert len(loss._recordings) == 1
+    loss.loss.proxies.data = loss.loss.proxies.data.clone()  # as .to(...) does
+    loss(*batch(12, 0, "cpu"))
+    assert len(loss._recordings) == 2

@@ -271,6 +271,11 @@ def test_candidates_are_a_copy():
     embeddings, _, _ = memory.candidates()
     memory.push(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
     assert (embeddings == 1).all()
+    scores = rankgrad.ScoreMemory(1)
+    scores.push(torch.ones(3, 2), torch.ones(3, 2))
+    before = scores.candidates()
+    scores.push(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.bool))
+    assert all((one == 1).all() for one in before)
 
 
 def test_a_batch_with_nan_does_not_come_back():
@@ -286,6 +291,8 @@ def test_a_batch_with_nan_does_not_come_back():
     scores = rankgrad.ScoreMemory(1)
     scores.push(torch.tensor([[0.5, torch.nan]]), torch.zeros(1, 2))
     assert scores.candidates()[2].tolist() == [[True, False]]
+    scores.push(torch.tensor([[0.5, torch.nan]]), torch.zeros(1, 2), torch.tensor([[False, True]]))
+    assert scores.candidates()[2].tolist() == [[False, False]]
 
 
 def test_inference_mode_between_training_steps():

@@ -48,8 +48,8 @@ class Line(NamedTuple):
     last: Score
 
 
-#: Rows by name, of runs of as many epochs ("" where the table does not say).
-Rows = dict[str, dict[str, Line]]
+#: Rows by name, of runs of as many epochs (0 where the table does not say).
+Rows = dict[int, dict[str, Line]]
 
 
 def read_table(text: str) -> Rows:
@@ -68,7 +68,7 @@ def read_table(text: str) -> Rows:
                 if len(cells) == len(columns)
             ]
             if len(numbers) == 2 and all(len(pair) in (1, 2) for pair in numbers):
-                epochs = cells[columns["epochs"]] if "epochs" in columns else ""
+                epochs = int(cells[columns["epochs"]]) if "epochs" in columns else 0
                 line = Line(*(Score(*map(float, pair)) for pair in numbers))
                 found.setdefault(epochs, {})[cells[columns["loss"]]] = line
     return found
@@ -96,8 +96,8 @@ def draw(sources: Sources) -> list[Drawing]:
     """One panel each; rows that are not there are told."""
     found, files = read_results(sources.results or _DEFAULT)
     wanted = list(dict.fromkeys(row for panel in PANELS.values() for _, row in panel))
-    # One thing is changed at a time: all rows of runs of the same length, that of which most were measured.
-    epochs, rows = max(found.items(), key=lambda kind: (len(kind[1].keys() & wanted), kind[0].zfill(4)))
+    # One thing is changed at a time: all rows of runs of the same length, the length of which most were measured.
+    epochs, rows = max(found.items(), key=lambda kind: (len(kind[1].keys() & wanted), kind[0]))
     lacking = [row for row in wanted if row not in rows]
     if len(lacking) == len(wanted):
         raise UserError(f"--results: {', '.join(files)} has none of the rows {', '.join(map(repr, wanted))}")
