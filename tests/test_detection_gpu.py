@@ -133,4 +133,4 @@ def test_a_memory_that_was_loaded_on_the_cpu_follows_the_logits():
             second.load_state_dict(saved)
         use_ranking_loss(net, loss)
         sum(net(pictures, [(64, 64)] * 2, targets).values()).backward()
-        assert loss.ranking.memory.valid.is_cuda
+        assert loss.ranking.memory.exists.is_cuda

@@ -18,14 +18,13 @@ from rankgrad.engine.precision import compute_dtype
 class _Ring(nn.Module):
     """Batches of parallel tensors, ``[rows, ...]`` each, in a ring of slots."""
 
-    fields: tuple[str, ...]
-    valid: Tensor
+    fields: tuple[str, ...]  # the last one says which rows, or which of their entries, are there
     position: Tensor
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = _check.count("size", size, at_least=0)
-        for name in (*self.fields, "valid"):
+        for name in self.fields:
             self.register_buffer(name, torch.empty(self.size, 0, dtype=torch.bool))
         self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
 
@@ -34,10 +33,10 @@ class _Ring(nn.Module):
 
     @torch.no_grad()
     @torch.inference_mode(False)
-    def _push(self, *batch: Tensor, sound: Tensor) -> None:
-        """Take in a batch, in place of the oldest, and which of its rows are to come back as candidates."""
+    def _push(self, *batch: Tensor) -> None:
+        """Take in a batch, in place of the oldest."""
         self._make_room(batch)
-        for name, value in zip((*self.fields, "valid"), (*batch, sound), strict=True):
+        for name, value in zip(self.fields, batch, strict=True):
             ring: Tensor = getattr(self, name)
             missing = ring.shape[1] - len(value)
             if missing:
@@ -51,9 +50,8 @@ class _Ring(nn.Module):
         if self.rows == 0:
             for name, value in zip(self.fields, batch, strict=True):
                 setattr(self, name, value.new_zeros(self.size, rows, *value.shape[1:]))
-            self.valid = torch.zeros(self.size, rows, dtype=torch.bool, device=batch[0].device)
             self.position = self.position.to(batch[0].device)
-        for name in (*self.fields, "valid"):
+        for name in self.fields:
             ring: Tensor = getattr(self, name)
             if ring.shape[1] < rows:
                 grown = ring.new_zeros(self.size, rows, *ring.shape[2:])
@@ -71,23 +69,24 @@ class _Ring(nn.Module):
     @property
     def rows(self) -> int:
         """How many rows :meth:`candidates` has, padding included; 0 before the first batch."""
-        return self.valid.shape[0] * self.valid.shape[1]
+        ring: Tensor = getattr(self, self.fields[0])
+        return ring.shape[0] * ring.shape[1]
 
     def _rows(self, name: str) -> Tensor:
-        """All slots of a field as rows ``[size * width, ...]``; the next batch changes them."""
+        """All slots of a field as rows ``[size * width, ...]``, not a copy: the next batch changes them."""
         ring: Tensor = getattr(self, name)
         return ring.flatten(0, 1)
 
     def reset(self) -> None:
         """Forget everything, the form of the batches too."""
-        for name in (*self.fields, "valid"):
+        for name in self.fields:
             ring: Tensor = getattr(self, name)
             setattr(self, name, ring.new_zeros(self.size, 0, *ring.shape[2:]))
         self.position = torch.zeros_like(self.position)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         # The padding of the saved ring may differ from ours: take its form, then copy as usual.
-        for name in (*self.fields, "valid"):
+        for name in self.fields:
             saved = state_dict.get(prefix + name)
             if saved is None:
                 continue
@@ -129,9 +128,8 @@ class ScoreMemory(_Ring):
         exists = ~scores.isnan() if mask is None else mask & ~scores.isnan()
         self._push(
             scores.detach().to(compute_dtype(scores.dtype)).nan_to_num(0.0, torch.inf, -torch.inf),
-            relevance != 0,
+            relevance if relevance.dtype == torch.bool else relevance != 0,
             exists,
-            sound=torch.ones(len(scores), dtype=torch.bool, device=scores.device),
         )
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,8 +137,12 @@ class ScoreMemory(_Ring):
         if not self.rows:
             nothing = self.position.new_empty(0, 0)
             return nothing.float(), nothing.bool(), nothing.bool()
-        mask = self._rows("exists") & self._rows("valid").unsqueeze(1)
-        return self._rows("scores").clone(), self._rows("relevance").clone(), mask
+        scores, relevance, mask = self._candidates()
+        return scores.clone(), relevance.clone(), mask.clone()
+
+    def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows themselves, for who reads them before the next batch comes."""
+        return self._rows("scores"), self._rows("relevance"), self._rows("exists")
 
 
 class EmbeddingMemory(_Ring):
@@ -157,7 +159,7 @@ class EmbeddingMemory(_Ring):
         (torch.Size([12, 16]), tensor(4))
     """
 
-    fields = ("embeddings", "labels")
+    fields = ("embeddings", "labels", "valid")
 
     def push(self, embeddings: Tensor, labels: Tensor) -> None:
         """Take in a batch, ``[B, dim]`` and ``[B]``, in place of the oldest."""
@@ -168,7 +170,7 @@ class EmbeddingMemory(_Ring):
             return
         kept = embeddings.detach().to(compute_dtype(embeddings.dtype))
         sound = ~kept.isnan().any(1)  # a row with a NaN would come back as a candidate for steps to come
-        self._push(kept.where(sound.unsqueeze(1), 0), labels.long(), sound=sound)
+        self._push(kept.where(sound.unsqueeze(1), 0), labels.long(), sound)
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
         """Embeddings ``[rows, dim]``, labels and validity ``[rows]``; no rows before the first batch."""

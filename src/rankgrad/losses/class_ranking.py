@@ -76,7 +76,7 @@ class ClassRankingLoss(nn.Module):
             mask = None if mask is None else distributed.gather(mask.contiguous())
         current, current_relevance, exists = scores, relevance, mask
         if self.memory.rows:
-            old, old_relevance, old_mask = self.memory.candidates()
+            old, old_relevance, old_mask = self.memory._candidates()
             now = mask if mask is not None else torch.ones_like(scores, dtype=torch.bool)
             exists = torch.cat([now, old_mask])
             scores = torch.cat([scores, old])
@@ -87,10 +87,9 @@ class ClassRankingLoss(nn.Module):
         return loss
 
     def _weighted(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
-        loss = scores.new_zeros((), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
-        for weight, by_class in ((self.map_weight, True), (self.pooled_weight, False)):
+        parts = []
+        for weight, arrange in ((self.map_weight, torch.t), (self.pooled_weight, torch.flatten)):
             if weight:
-                arrange = torch.t if by_class else torch.flatten
                 part = loss_of_lists(
                     arrange(scores),
                     arrange(relevance),
@@ -102,8 +101,8 @@ class ClassRankingLoss(nn.Module):
                     reduction="mean",
                     check_finite=False,
                 )
-                loss = loss + weight * part
-        return loss / (self.map_weight + self.pooled_weight)
+                parts.append(part * (weight / (self.map_weight + self.pooled_weight)))
+        return sum(parts[1:], parts[0])
 
     def reset(self) -> None:
         """Forget the memory."""
