@@ -173,6 +173,8 @@ def test_in_and_out_again():
     use_ranking_loss(model)
     assert model.state_dict().keys() == state.keys()
     assert isinstance(model.roi_heads, RoIHeads)
+    assert same(detections(model), first)  # beside cross entropy a detection is scored by softmax, as ever
+    use_ranking_loss(model, scores="odds")
     assert not same(detections(model), first)
     losses_of(model)
     losses_of(use_ranking_loss(model, memory=2))  # once more: the new options count
@@ -302,9 +304,14 @@ def test_scores_and_log_odds():
         class_log_odds(logits, "odd")
 
 
-def test_what_is_scored_is_what_was_ranked():
-    assert use_ranking_loss(detector(), rank="logits").roi_heads.region_scores == "logits"
-    assert use_ranking_loss(detector(), rank="logits", scores="odds").roi_heads.region_scores == "odds"
+@pytest.mark.parametrize("rank", ["odds", "softmax", "logits"])
+def test_softmax_scores_where_cross_entropy_trained_it_else_what_was_ranked(rank):
+    def scored_by(**options):
+        return use_ranking_loss(detector(), rank=rank, **options).roi_heads.region_scores
+
+    assert scored_by() == "softmax"
+    assert scored_by(cross_entropy=0) == rank
+    assert scored_by(cross_entropy=0, scores="odds") == "odds"
 
 
 def test_half_precision_has_no_ties():

@@ -100,10 +100,11 @@ class Config(RunConfig):
         return self
 
     def scoring(self) -> str:
-        """The scores that count: what the loss ranks, softmax for cross entropy."""
+        """The scores that count: softmax where cross entropy is in the loss, else what is ranked."""
         if self.scores != "auto":
             return self.scores
-        return self.loss.rank if self.loss.name == "ranking" else "softmax"
+        alone = self.loss.name == "ranking" and not self.loss.cross_entropy
+        return self.loss.rank if alone else "softmax"
 
     def scorings(self) -> tuple[str, ...]:
         """Every run is judged with softmax scores and with odds, and with its own."""

