@@ -38,12 +38,12 @@ ROWS = {
     "CE + 0.3 log_ap, lambda 2.5": ranking(more="loss.lam=2.5"),
     "CE + 0.3 log_ap, no margin": ranking(more="loss.margin=0"),
     "CE + 0.3 log_ap, no memory": ranking(more="loss.memory=0"),
-    "CE + 0.3 log_ap, window 2": ranking(more="loss.window=2 loss.lam=null"),
+    "CE + 0.3 log_ap, window 2": ranking(more="loss.window=2"),
     "CE + 0.1 log_ap": ranking(weight=0.1),
     "CE + 1 log_ap": ranking(weight=1),
-    "CE + 1 log_ap, window 2": ranking(weight=1, more="loss.window=2 loss.lam=null"),
+    "CE + 1 log_ap, window 2": ranking(weight=1, more="loss.window=2"),
     "CE + 1 ap": ranking("ap", weight=1),
-    "CE + 1 ap, window 2": ranking("ap", weight=1, more="loss.window=2 loss.lam=null"),
+    "CE + 1 ap, window 2": ranking("ap", weight=1, more="loss.window=2"),
     "CE + 3 ap": ranking("ap", weight=3),
     "CE + 1 log": ranking("log", weight=1),
     "CE + 0.3 log_ap on softmax": ranking(rank="softmax"),
@@ -54,7 +54,7 @@ ROWS = {
     "paper: ap on logits": ranking("ap", "logits", weight=1, ce=0),
     "log_ap on logits": ranking(rank="logits", weight=1, ce=0),
     "log_ap on logits, lambda 2.5": ranking(rank="logits", weight=1, ce=0, more="loss.lam=2.5"),
-    "log_ap on odds, window 2": ranking(weight=1, ce=0, more="loss.window=2 loss.lam=null"),
+    "log_ap on odds, window 2": ranking(weight=1, ce=0, more="loss.window=2"),
 }
 
 

@@ -104,7 +104,7 @@ def _kernels(training: _Training, steps: int = 5) -> float:
             torch.manual_seed(number)
             training.step()
         torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1000 / steps
+    return float(sum(event.self_device_time_total for event in profiler.key_averages())) / 1000 / steps
 
 
 def _fastest(times: list[float]) -> float:
