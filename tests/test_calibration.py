@@ -86,6 +86,8 @@ def test_twice_is_once():
 
 def test_what_cannot_be_calibrated():
     with pytest.raises(ValueError, match="a memory with regions"):
+        calibrate(use_ranking_loss(detector(), cross_entropy=0))
+    with pytest.raises(ValueError, match="scored by what its loss ranks, 'odds', received 'softmax'"):
         calibrate(use_ranking_loss(detector()))
     with pytest.raises(ValueError, match="ranks odds or logits"):
         calibrate(use_ranking_loss(detector(), rank="softmax"))

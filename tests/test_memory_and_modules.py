@@ -274,6 +274,7 @@ def test_candidates_are_a_copy():
     scores = rankgrad.ScoreMemory(1)
     scores.push(torch.ones(3, 2), torch.ones(3, 2))
     before = scores.candidates()
+    assert [one.dtype for one in before] == [torch.float32, torch.bool, torch.bool]
     scores.push(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.bool))
     assert all((one == 1).all() for one in before)
 

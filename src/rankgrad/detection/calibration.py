@@ -70,18 +70,22 @@ def calibrate(model: Model) -> Model:
 
     Afterwards the background logit is 0 and the logit of a class is its log-odds: odds scores are the fitted
     probability, softmax scores of the plain model are in the same order wherever one class stands out. The
-    order of odds scores is what the loss ranked, untouched, so no average precision changes but through the
+    order of scores is what the loss ranked, untouched, so no average precision changes but through the
     score threshold. The probability is that among the *sampled* regions of training, a quarter foreground at
     most.
 
     Args:
-        model: After training with :func:`use_ranking_loss`, the memory still there. The loss must rank odds or
-            logits (softmax scores have a scale), the box predictor must be linear as torchvision's.
+        model: After training with :func:`use_ranking_loss`, the memory still there. It must be scored by what the loss
+            ranks, odds or logits (softmax scores have a scale: that of cross entropy), and the box predictor must be
+            linear as torchvision's.
     """
     loss = ranking_loss(model)
     layer = getattr(model.roi_heads.box_predictor, "cls_score", None)  # type: ignore[union-attr]
     if not isinstance(loss, RegionLoss) or loss.rank not in ("odds", "logits"):
         raise _check.fail("model", "a model whose RegionLoss ranks odds or logits", model)
+    scored: str = model.roi_heads.region_scores  # type: ignore[union-attr, assignment]
+    if scored != loss.rank:
+        raise _check.fail("model", f"a model scored by what its loss ranks, {loss.rank!r}", scored)
     if not isinstance(layer, nn.Linear):
         raise _check.fail("model", "a box predictor with a linear cls_score", model)
     scores, relevance, mask = loss.ranking.memory.candidates()

@@ -107,5 +107,6 @@ class Config(RunConfig):
         return self.loss.rank if alone else "softmax"
 
     def scorings(self) -> tuple[str, ...]:
-        """Every run is judged with softmax scores and with odds, and with its own."""
-        return tuple(dict.fromkeys([self.scoring(), "softmax", "odds"]))
+        """Every run is judged with softmax scores and with odds, and with what it ranks."""
+        ranked = [self.loss.rank] if self.loss.name == "ranking" else []
+        return tuple(dict.fromkeys([self.scoring(), "softmax", "odds", *ranked]))

@@ -31,8 +31,8 @@ def use_ranking_loss(
         model: With ``roi_heads`` as torchvision's detectors have, any backbone and box head.
         loss: A Module ``(class_logits [regions, 1 + classes], labels [regions]) -> loss``; by default
             :class:`RegionLoss` with ``options``.
-        scores: What scores a detection at test time, see :func:`class_log_odds`; by default what the loss says
-            (:attr:`RegionLoss.scores`).
+        scores: What scores a detection at test time, see :func:`class_log_odds`; by default
+            :attr:`RegionLoss.scores`, and softmax with another loss.
         options: Of :class:`RegionLoss`, e.g. ``lam``, ``margin``, ``memory``, ``form``.
 
     Returns:
@@ -53,7 +53,7 @@ def use_ranking_loss(
     if loss is not None and options:
         raise ValueError(f"loss: expected either a loss or options of RegionLoss, received both ({list(options)})")
     loss = RegionLoss(**options) if loss is None else loss
-    scores = scores or getattr(loss, "scores", "softmax")
+    scores = scores or (loss.scores if isinstance(loss, RegionLoss) else "softmax")
     plain(model)
     heads.__dict__[roi_heads.LOSS] = loss
     # Others' losses may do what cannot be recorded.

@@ -9,8 +9,8 @@ In a configuration of mmdetection 3::
     MODELS.register_module(module=rankgrad.detection.MMDetRankingLoss)
 
 mmdetection's heads put the background *last* (its label is the number of classes), and divide by
-``avg_factor``, the number of sampled regions. The head keeps scoring by softmax, so ``rank="softmax"`` is the
-default here: what is ranked is what scores.
+``avg_factor``, the number of sampled regions. The head scores by softmax, so ``rank="softmax"`` is the
+default here.
 """
 
 from __future__ import annotations

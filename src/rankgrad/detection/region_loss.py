@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from rankgrad import _check
 from rankgrad.losses import ClassRankingLoss
 
-_NOWHERE = -1  # the label of a region that does not exist
+_NOWHERE = -100  # the label of a region that does not exist: torch's own
 
 #: How class logits become one number per class, see :func:`class_log_odds`.
 SCORES = ("odds", "softmax", "logits")
@@ -170,4 +170,4 @@ def _cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tenso
     if mask is None:
         return F.cross_entropy(logits, labels) if len(logits) else logits.sum()
     there = labels.masked_fill(~mask, _NOWHERE)
-    return F.cross_entropy(logits, there, ignore_index=_NOWHERE, reduction="sum") / mask.sum().clamp(min=1)
+    return F.cross_entropy(logits, there, reduction="sum") / mask.sum().clamp(min=1)
