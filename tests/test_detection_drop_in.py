@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.detection import FasterRCNN, KeypointRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
@@ -302,6 +303,35 @@ def test_scores_and_log_odds():
     assert bool(class_log_odds(torch.tensor([[0.0, 500.0, -500.0]]), "softmax").isfinite().all())
     with pytest.raises(ValueError, match="scores: expected one of 'odds', 'softmax', 'logits'"):
         class_log_odds(logits, "odd")
+
+
+def test_the_log_odds_of_softmax():
+    """Each class against the sum of all others: values, gradients, ties, certain and many classes."""
+    torch.manual_seed(0)
+    logits = torch.randn(200, 6, dtype=torch.float64) * torch.logspace(-1, 2, 200).unsqueeze(1).double()
+    logits[:20] = logits[:20].round()  # ties, of the largest too
+    logits[20:25] = 0
+    x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    others = [torch.cat([y[:, :c], y[:, c + 1 :]], 1).logsumexp(1) for c in range(6)]
+    wanted = (y - torch.stack(others, 1))[:, 1:]
+    found = class_log_odds(x, "softmax")
+    torch.testing.assert_close(found, wanted)
+    upstream = torch.randn_like(found)
+    torch.testing.assert_close(*(torch.autograd.grad(v, z, upstream)[0] for v, z in ((found, x), (wanted, y))))
+    single = class_log_odds(logits.float(), "softmax")
+    torch.testing.assert_close(single, wanted.detach().float(), rtol=1e-5, atol=1e-5)
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            self.numbers = max(self.numbers, out.numel() if isinstance(out, torch.Tensor) else 0)
+            return out
+
+    with Largest() as largest:
+        class_log_odds(torch.randn(50, 400), "softmax")
+    assert largest.numbers == 50 * 400  # not classes times classes
 
 
 @pytest.mark.parametrize("rank", ["odds", "softmax", "logits"])

@@ -75,9 +75,9 @@ def calibrate(model: Model) -> Model:
     most.
 
     Args:
-        model: After training with :func:`use_ranking_loss`, the memory still there. It must be scored by what the loss
-            ranks, odds or logits (softmax scores have a scale: that of cross entropy), and the box predictor must be
-            linear as torchvision's.
+        model: After training with :func:`use_ranking_loss`, the memory still there. It must be scored by what the
+            loss ranks, odds or logits (softmax scores have a scale: that of cross entropy), and the box predictor
+            must be linear as torchvision's.
     """
     loss = ranking_loss(model)
     layer = getattr(model.roi_heads.box_predictor, "cls_score", None)  # type: ignore[union-attr]

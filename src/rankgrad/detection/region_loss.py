@@ -40,9 +40,20 @@ def class_log_odds(class_logits: Tensor, scores: str) -> Tensor:
         return class_logits[:, 1:]
     if scores == "odds":
         return class_logits[:, 1:] - class_logits[:, :1]
-    itself = torch.eye(class_logits.shape[1], dtype=torch.bool, device=class_logits.device)
-    others = class_logits.unsqueeze(1).masked_fill(itself, -torch.inf).logsumexp(2)
-    return (class_logits - others)[:, 1:]
+    return (class_logits - _sum_of_others(class_logits))[:, 1:]
+
+
+def _sum_of_others(logits: Tensor) -> Tensor:
+    """``[n, m] -> [n, m]``: the log of the sum of the exponentials of all others in the row.
+
+    What one has of the whole is subtracted, which costs no digits as long as it is half of it at most. Only the
+    largest can have more: there the others are summed.
+    """
+    largest = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, logits.argmax(1, keepdim=True), True)
+    whole = logits.logsumexp(1, keepdim=True)
+    share = (logits - whole).exp().masked_fill(largest, 0)
+    beside_largest = logits.masked_fill(largest, -torch.inf).logsumexp(1, keepdim=True)
+    return torch.where(largest, beside_largest, whole + torch.log1p(-share))
 
 
 def class_scores(class_logits: Tensor, scores: str) -> Tensor:
