@@ -1,10 +1,13 @@
 """Convolutions that carry frozen batch norms: the same function, the same gradients, the same names."""
 
 import copy
+import pickle
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import models
 
 from rankgrad.detection.config import Model, View
@@ -108,3 +111,102 @@ def test_left_alone_where_it_would_be_wrong(network):
     assert carry_frozen_norms(network) == 0
     pictures = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(network.eval()(pictures), before(pictures))
+
+
+class Calls(TorchDispatchMode):
+    """Counts what torch is asked to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def constant_norm(trained=False):
+    """A convolution with a norm that does not learn, plain and carried."""
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), FrozenNorm(4)).requires_grad_(trained)
+    torch.manual_seed(0)
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        getattr(plain[1], name).uniform_(0.5, 2)
+    plain[0].bias.requires_grad_(False)
+    carrying = copy.deepcopy(plain)
+    assert carry_frozen_norms(carrying, FrozenNorm) == 1
+    return plain, carrying
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_what_is_constant_is_made_once(trained, half):
+    plain, carrying = constant_norm(trained)
+    pictures = torch.randn(2, 3, 8, 8)
+    outputs = []
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half), Calls() as calls:
+            outputs.append(carrying(pictures))
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+    near = {"rtol": 0.03, "atol": 0.05} if half else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(outputs[0].float(), plain(pictures), **near)
+    assert calls.names["rsqrt"] == calls.names["add"] == 0
+    assert calls.names["mul"] == trained  # the weights, where they move
+    assert calls.names["_to_copy"] == half * (1 + trained)  # the picture, and weights that move
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_constants_that_change_are_seen(trained):
+    plain, carrying = constant_norm(trained)
+    pictures = torch.randn(2, 3, 8, 8)
+
+    def same():
+        torch.testing.assert_close(
+            carrying(pictures.to(carrying[0].weight.dtype)), plain(pictures.to(plain[0].weight.dtype))
+        )
+
+    same()
+    with torch.no_grad():
+        for change in (
+            lambda network: network[1].running_var.mul_(2),
+            lambda network: network[1].bias.add_(1),
+            lambda network: network[0].bias.add_(1),
+            lambda network: network[0].weight.mul_(-1),
+        ):
+            for network in (plain, carrying):
+                change(network)
+            same()
+    other = {name: torch.rand_like(value) + 0.5 for name, value in plain.state_dict().items()}
+    for assign in (False, True):
+        for network in (plain, carrying):
+            network.load_state_dict({name: (1 + assign) * value for name, value in other.items()}, assign=assign)
+        same()
+    for network in (plain, carrying):
+        network.double()
+    same()
+    for network in (plain, carrying):
+        network[0].weight.requires_grad_(not trained)
+    same()
+    if not trained:
+        upstream = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+        for network in (plain, carrying):
+            network(pictures.double()).backward(upstream)
+        torch.testing.assert_close(plain[0].weight.grad, carrying[0].weight.grad)
+
+
+def test_constants_of_inference_mode_serve_training_and_copies_make_their_own():
+    carrying = with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).requires_grad_(False)
+    assert carry_frozen_norms(carrying) == 1
+    pictures = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    with torch.inference_mode():
+        seen = carrying(pictures)
+    x = pictures.clone().requires_grad_()
+    carrying(x).sum().backward()
+    assert torch.equal(carrying(pictures), seen.clone()) and bool(x.grad.abs().sum() > 0)
+    assert carrying[0].kept is not None
+    for twin in (copy.deepcopy(carrying), pickle.loads(pickle.dumps(carrying))):
+        assert twin[0].kept is None
+        twin[1].bias.zero_()
+        assert not torch.equal(twin(pictures), seen.clone())
+    assert torch.equal(carrying(pictures), seen.clone())
+    compiled = torch.compile(carrying, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(pictures), seen.clone())

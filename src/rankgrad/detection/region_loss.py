@@ -40,7 +40,7 @@ def class_log_odds(class_logits: Tensor, scores: str) -> Tensor:
         return class_logits[:, 1:]
     if scores == "odds":
         # not two slices: the gradient of a split is one launch, of each slice two
-        background, classes = class_logits.split([1, class_logits.shape[1] - 1], dim=1)
+        background, classes = torch.split(class_logits, [1, class_logits.shape[1] - 1], dim=1)
         return classes - background
     return (class_logits - _sum_of_others(class_logits))[:, 1:]
 
