@@ -59,8 +59,10 @@ def test_a_long_chain_of_suppressions():
     """Each box overlaps only its neighbours: every second one stays, and the truth travels down the chain."""
     left = torch.arange(100) * 4.0
     boxes = torch.stack([left, torch.zeros(100), left + 10, torch.full((100,), 10.0)], dim=1).unsqueeze(0)
-    stays = suppressed(boxes, torch.ones(1, 100, dtype=torch.bool), 0.3)
-    assert stays[0].tolist() == [number % 2 == 0 for number in range(100)]
+    for half in (None, torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
+            stays = suppressed(boxes, torch.ones(1, 100, dtype=torch.bool), 0.3)
+        assert stays[0].tolist() == [number % 2 == 0 for number in range(100)]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -46,14 +46,16 @@ def suppressed(boxes: Tensor, alive: Tensor, threshold: float, *, look: int = 8)
     # [groups, better, worse]; half precision holds 0, 1, and sums of them well enough to tell 0 from more
     dtype = torch.bfloat16 if boxes.is_cuda else torch.float32
     excludes = (close & alive.unsqueeze(2)).triu_(1).to(dtype)
-    stays = alive
-    for _ in range(0, boxes.shape[1] + look, look):
-        before = stays
-        for _ in range(look):
-            stays = alive & (torch.bmm(stays.unsqueeze(1).to(dtype), excludes).squeeze(1) == 0)
-        if torch.equal(stays, before):
-            break
-    return stays
+    there = alive.unsqueeze(1).to(dtype)  # [groups, 1, n], 1 or 0 as all that follow
+    stays = there
+    with torch.autocast(boxes.device.type, enabled=False):
+        for _ in range(0, boxes.shape[1] + look, look):
+            before = stays
+            for _ in range(look):  # 1 less the number that exclude it: above 0 only if there are none
+                stays = torch.baddbmm(there, stays, excludes, alpha=-1).relu_()
+            if torch.equal(stays, before):
+                break
+    return stays.squeeze(1) > 0
 
 
 def _suppressed_one_by_one(boxes: Tensor, alive: Tensor, threshold: float) -> Tensor:
