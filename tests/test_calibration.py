@@ -89,6 +89,8 @@ def test_what_cannot_be_calibrated():
         calibrate(use_ranking_loss(detector(), cross_entropy=0))
     with pytest.raises(ValueError, match="scored by what its loss ranks, 'odds', received 'softmax'"):
         calibrate(use_ranking_loss(detector()))
+    with pytest.raises(ValueError, match="scored by what its loss ranks, 'logits', received 'odds'"):
+        calibrate(use_ranking_loss(detector(), cross_entropy=0, rank="logits", scores="odds"))
     with pytest.raises(ValueError, match="ranks odds or logits"):
         calibrate(use_ranking_loss(detector(), rank="softmax"))
     with pytest.raises(ValueError, match="a model with a ranking loss"):

@@ -318,6 +318,15 @@ def test_the_log_odds_of_softmax():
     torch.testing.assert_close(found, wanted)
     upstream = torch.randn_like(found)
     torch.testing.assert_close(*(torch.autograd.grad(v, z, upstream)[0] for v, z in ((found, x), (wanted, y))))
+    for scores in ("odds", "softmax"):
+        assert torch.autograd.gradcheck(
+            lambda z, scores=scores: class_log_odds(z, scores), x[-30:-20].detach().requires_grad_()
+        )
+    for half in (torch.bfloat16, torch.float16):  # two classes alike, and far away
+        tied = torch.tensor([[-9.0, 2048.0, 2048.0]], dtype=half, requires_grad=True)
+        value = class_log_odds(tied, "softmax")
+        value.sum().backward()
+        assert value.tolist() == [[0.0, 0.0]] and bool(tied.grad.isfinite().all())
     single = class_log_odds(logits.float(), "softmax")
     torch.testing.assert_close(single, wanted.detach().float(), rtol=1e-5, atol=1e-5)
 
@@ -342,6 +351,11 @@ def test_softmax_scores_where_cross_entropy_trained_it_else_what_was_ranked(rank
     assert scored_by() == "softmax"
     assert scored_by(cross_entropy=0) == rank
     assert scored_by(cross_entropy=0, scores="odds") == "odds"
+
+    class Another(nn.Module):
+        scores = torch.zeros(3)  # no business of ours
+
+    assert use_ranking_loss(detector(), Another()).roi_heads.region_scores == "softmax"
 
 
 def test_half_precision_has_no_ties():

@@ -207,6 +207,7 @@ def test_recipes_are_valid(name):
     assert recipes.load(name, ["loss=cross_entropy"])[1].scoring() == "softmax"
     assert recipes.load(name, ["scores=odds"])[1].scoring() == "odds"
     assert recipes.load(name, ["loss.rank=logits"])[1].scorings() == ("softmax", "odds", "logits")
+    assert recipes.load(name, ["loss=cross_entropy", "loss.rank=logits"])[1].scorings() == ("softmax", "odds")
 
 
 def test_frozen_norms_are_torchvisions():

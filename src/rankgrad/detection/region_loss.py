@@ -42,6 +42,8 @@ def class_log_odds(class_logits: Tensor, scores: str) -> Tensor:
         # not two slices: the gradient of a split is one launch, of each slice two
         background, classes = torch.split(class_logits, [1, class_logits.shape[1] - 1], dim=1)
         return classes - background
+    # log-odds do not change when all logits of a row do; near 0 half precision keeps what they differ by
+    class_logits = class_logits - class_logits.detach().amax(1, keepdim=True)
     return (class_logits - _sum_of_others(class_logits))[:, 1:]
 
 

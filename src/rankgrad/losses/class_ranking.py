@@ -74,42 +74,30 @@ class ClassRankingLoss(nn.Module):
         if self.distributed:  # the lists are classes, so every process ranks the items of all
             scores, relevance = distributed.gather(scores), distributed.gather(relevance)
             mask = None if mask is None else distributed.gather(mask.contiguous())
-        loss = self._weighted(*self._by_class(scores, relevance, mask))
+        current, current_relevance, exists = scores, relevance, mask
+        if self.memory.rows:
+            old, old_relevance, old_mask = self.memory._candidates()
+            now = mask if mask is not None else torch.ones_like(scores, dtype=torch.bool)
+            exists = torch.cat([now, old_mask])
+            scores = torch.cat([scores, old])
+            relevance = torch.cat([relevance, old_relevance.to(relevance.dtype)])
+        loss = self._weighted(scores, relevance, exists)
         if self.training:
-            self.memory.push(scores, relevance, mask)
+            self.memory.push(current, current_relevance, mask)
         return loss
 
-    def _by_class(
-        self, scores: Tensor, relevance: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Scores, relevance and mask of a batch and the memory, a list for each class: ``[classes, items]``."""
-        if not self.memory.rows:
-            return (
-                scores.t().contiguous(),
-                relevance.t().contiguous(),
-                None if mask is None else mask.t().contiguous(),
-            )
-        mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-        old, old_relevance, old_mask = self.memory._candidates()
-        return (
-            torch.cat([scores.t(), old.t()], dim=1),
-            torch.cat([relevance.t(), old_relevance.t().to(relevance.dtype)], dim=1),
-            torch.cat([mask.t(), old_mask.t()], dim=1),
-        )
-
     def _weighted(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
-        """The lists of the classes, and the one of all their (item, class) pairs."""
         parts = []
-        for weight, axis in ((self.map_weight, 1), (self.pooled_weight, 0)):
+        for weight, arrange in ((self.map_weight, torch.t), (self.pooled_weight, torch.flatten)):
             if weight:
                 part = loss_of_lists(
-                    scores.flatten(axis),
-                    relevance.flatten(axis),
+                    arrange(scores),
+                    arrange(relevance),
                     form=self.form,
                     lam=self.lam,
                     window=self.window,
                     margin=self.margin,
-                    mask=None if mask is None else mask.flatten(axis),
+                    mask=None if mask is None else arrange(mask),
                     reduction="mean",
                     check_finite=False,
                 )

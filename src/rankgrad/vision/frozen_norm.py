@@ -2,102 +2,63 @@
 
 A frozen norm multiplies each channel by a number and adds another. Multiplied into the convolution's weights,
 which are small, it needs no pass over the activations, neither forward nor backward (a fifth more pictures a
-second in a compiled ResNet-50 on an H200). Where its own scale and shift go on learning, the product is made anew
-in every step; what is constant is kept (a detector's norms are: a fifth of the launches of a training step).
-Parameters and buffers keep their names.
+second in a compiled ResNet-50 on an H200). Its own scale and shift go on learning: the product is made anew in
+every step. Of a norm that has nothing to learn (torchvision's ``FrozenBatchNorm2d``) they are made when weights
+are loaded, which spares a detector a sixth of the launches of its step. Parameters and buffers keep their names.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 
-class _Kept(NamedTuple):
-    """What does not change from step to step."""
-
-    made_of: tuple[Any, ...]  # addresses of tensors, and how often they were written to
-    held: list[Tensor]  # these tensors, so that nobody else gets their addresses
-    scale: Tensor
-    shift: Tensor
-    weight: Tensor | None  # where it is not trained
-
-
 class _CarryingConv(nn.Conv2d):
     """A convolution that does the work of the frozen norm behind it."""
 
     carried: tuple[Any]  # in a tuple: the norm stays a module of its own place only
-    kept: _Kept | None
+    constant_scale: Tensor | None  # of a norm that has nothing to learn; buffers, to go where the network goes
+    constant_shift: Tensor | None
 
     def forward(self, input: Tensor) -> Tensor:
-        kept = self._constants(input.device.type)
-        if kept is None:
-            scale, shift = self._scale_and_shift()
-            weight = self._scaled(scale)
-        else:
-            shift = kept.shift
-            weight = self._scaled(kept.scale) if kept.weight is None else kept.weight
-        return F.conv2d(input, weight, shift, self.stride, self.padding, self.dilation, self.groups)
-
-    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Of the norm, with the convolution's own bias in it."""
-        norm = self.carried[0]
-        scale = torch.rsqrt(norm.running_var + norm.eps)
-        if norm.weight is not None:
-            scale = scale * norm.weight
-        shift = -norm.running_mean * scale
-        if norm.bias is not None:
-            shift = shift + norm.bias
+        scale, shift = self.constant_scale, self.constant_shift
+        if scale is None or shift is None:
+            scale, shift = _scale_and_shift(self.carried[0])
         if self.bias is not None:
             shift = shift + self.bias * scale
-        return scale, shift
-
-    def _scaled(self, scale: Tensor) -> Tensor:
-        return self.weight * scale[:, None, None, None]
-
-    def _constants(self, device: str) -> _Kept | None:
-        """Scale, shift and, if it is not trained, the product; None where they change in every step, or where
-        nobody should look (a compiler sees to it)."""
-        norm = self.carried[0]
-        sources = (norm.running_mean, norm.running_var, norm.weight, norm.bias, self.bias)
-        tensors = [one for one in sources if one is not None]
-        if torch.compiler.is_compiling() or any(one.requires_grad for one in tensors):
-            return None
-        if not self.weight.requires_grad:
-            tensors.append(self.weight)
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        try:
-            made_of = (dtype, *((one.data_ptr(), one._version) for one in tensors))
-        except RuntimeError:  # tensors of torch.func or inference mode, which have none of it
-            return None
-        if self.kept is None or self.kept.made_of != made_of:
-            self.kept = self._keep(made_of, tensors)
-        return self.kept
+        weight = self.weight * scale[:, None, None, None]
+        return F.conv2d(input, weight, shift, self.stride, self.padding, self.dilation, self.groups)
 
     @torch.no_grad()
     @torch.inference_mode(False)
-    def _keep(self, made_of: tuple[Any, ...], tensors: list[Tensor]) -> _Kept:
-        """In the precision that the convolution is computed in, so that nobody casts them in every step."""
-        scale, shift = self._scale_and_shift()
-        weight = None if self.weight.requires_grad else self._scaled(scale)
-        dtype = made_of[0]
-        if dtype is not None:
-            shift, weight = shift.to(dtype), None if weight is None else weight.to(dtype)
-        return _Kept(made_of, [one.detach() for one in tensors], scale, shift, weight)
+    def make_constants(self) -> None:
+        """Once for all steps."""
+        self.constant_scale, self.constant_shift = _scale_and_shift(self.carried[0])
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy makes its own."""
-        return {**self.__dict__, "kept": None}
+
+def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    scale = torch.rsqrt(norm.running_var + norm.eps)
+    if norm.weight is not None:
+        scale = scale * norm.weight
+    shift = -norm.running_mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias
 
 
 class _Carried:
     """In front of a norm's class: its work is done elsewhere."""
 
+    carrier: tuple[_CarryingConv] | tuple[()] = ()  # whose constants are made of this norm
+
     def forward(self, input: Tensor) -> Tensor:
         return input
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)  # type: ignore[misc]
+        for conv in self.carrier:
+            conv.make_constants()
 
 
 class _CarriedBatchNorm(_Carried, nn.BatchNorm2d):
@@ -125,7 +86,8 @@ def carry_frozen_norms(network: nn.Module, norm: type[nn.Module] = nn.BatchNorm2
     torch.fx cannot trace stays as it is.
 
     Args:
-        network: Whose norms, all of them, are and stay frozen.
+        network: Whose norms, all of them, are and stay frozen. What their buffers hold may be loaded anew
+            (``load_state_dict``), but not written by hand afterwards.
         norm: Their class, with what ``nn.BatchNorm2d`` has of parameters and statistics.
     """
     try:
@@ -155,4 +117,9 @@ def _pair(conv: Any, norm: Any) -> None:
     if kind not in _CARRIED:
         _CARRIED[kind] = type(f"Carried{kind.__name__}", (_Carried, kind), {})
     conv.__class__, norm.__class__ = _CarryingConv, _CARRIED[kind]
-    conv.carried, conv.kept = (norm,), None
+    conv.carried = (norm,)
+    for name in ("constant_scale", "constant_shift"):
+        conv.register_buffer(name, None, persistent=False)
+    if not list(norm.parameters()):
+        norm.carrier = (conv,)
+        conv.make_constants()
