@@ -332,3 +332,22 @@ def test_unit_length_is_torchs_normalize_and_differentiable_twice():
     x = rows[:2].clone().requires_grad_()
     assert torch.autograd.gradcheck(unit_length, x)
     assert torch.autograd.gradgradcheck(unit_length, x)
+
+
+def test_ties_of_the_pooled_list_go_by_item():
+    """Equal scores, as half precision has many: no class comes before another, and a batch before the memory."""
+    generator = torch.Generator().manual_seed(0)
+    loss = rankgrad.ClassRankingLoss(map_weight=0, memory=1)
+    batches = [
+        (torch.randint(0, 4, (40, 5), generator=generator).double(), torch.rand(40, 5, generator=generator) < 0.2)
+        for _ in range(2)
+    ]
+    loss(*batches[0])
+    x = batches[1][0].requires_grad_()
+    loss(x, batches[1][1]).backward()
+    together, relevance = (
+        torch.cat([now, old]).flatten() for now, old in zip(batches[1], batches[0], strict=True)
+    )
+    y = together.detach().requires_grad_()
+    rankgrad.average_precision_loss(y, relevance, lam=0.5, margin=0.15).backward()
+    assert torch.equal(x.grad, y.grad.reshape(80, 5)[:40]) and bool((x.grad != 0).any())
