@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, Matcher
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import RoIHeads
@@ -55,14 +56,30 @@ def test_suppression_is_greedy(threshold, look, suppress):
     assert 0 < int(stays.sum()) < int(alive.sum())
 
 
+class Products(TorchDispatchMode):
+    """Notes which dtypes products of matrices have."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if "bmm" in str(function):
+            self.dtypes.add(out.dtype)
+        return out
+
+
 def test_a_long_chain_of_suppressions():
     """Each box overlaps only its neighbours: every second one stays, and the truth travels down the chain."""
     left = torch.arange(100) * 4.0
     boxes = torch.stack([left, torch.zeros(100), left + 10, torch.full((100,), 10.0)], dim=1).unsqueeze(0)
     for half in (None, torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
+        with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None), Products() as products:
             stays = suppressed(boxes, torch.ones(1, 100, dtype=torch.bool), 0.3)
         assert stays[0].tolist() == [number % 2 == 0 for number in range(100)]
+        # autocast must not choose: on a GPU tensors of two dtypes cannot be compared
+        assert products.dtypes == {torch.float32}
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -47,6 +47,14 @@ def test_no_regions(cross_entropy):
     assert bool(value.isfinite())
 
 
+@pytest.mark.parametrize("cross_entropy", [0.0, 1.0])
+def test_regions_of_which_none_exists(cross_entropy):
+    logits, labels = case()
+    loss = RegionLoss(memory=2, cross_entropy=cross_entropy)
+    value, gradient = value_and_gradient(loss, logits, labels, torch.zeros(len(labels), dtype=torch.bool))
+    assert float(value) == 0 and float(gradient.abs().sum()) == 0
+
+
 def test_absent_classes_do_not_count():
     logits, labels = case()
     loss = RegionLoss(form="ap", weight=1, memory=0, cross_entropy=0, pooled_weight=0)
