@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from rankgrad.training.config import Optim
 PICTURES, REGIONS, CLASSES, MEMORY = 8, 512, 20, 7
 #: Canvases of the benchmark's small pictures (short side 360) and of the recipe's (600).
 SIDES = ((384, 480), (608, 800))
+#: Cross entropy twice: what the second takes more than the first says what differences are worth.
+LOSSES = ("cross entropy", "cross entropy again", "ranking")
 
 
 def _milliseconds(run: Callable[[], object], device: torch.device) -> float:
@@ -38,9 +41,12 @@ def _wait(device: torch.device) -> None:
 
 
 class _Training:
-    """A detector with made-up pictures, ready to take steps."""
+    """A detector with made-up pictures that takes steps with one loss or the other.
 
-    def __init__(self, side: tuple[int, int], backbone: str, device: torch.device, *, ranking: bool) -> None:
+    One network for all: two with the same loss differ by as much, in where their tensors lie, as two losses do.
+    """
+
+    def __init__(self, side: tuple[int, int], backbone: str, device: torch.device) -> None:
         self.device, self.precision = device, "bf16" if device.type == "cuda" else "fp32"
         network, _ = build(
             Model(backbone=backbone, weights="none"),
@@ -50,10 +56,11 @@ class _Training:
             seed=0,
         )
         self.network = network.to(device, memory_format=torch.channels_last).train()
-        if ranking:
-            use_ranking_loss(self.network, memory=MEMORY)
+        self.heads = {False: type(network.roi_heads)}
+        use_ranking_loss(self.network, memory=MEMORY)
+        self.heads[True] = type(network.roi_heads)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        # so small a rate that the weights stay: both networks propose the same regions in every step
+        # so small a rate that the weights stay: the same regions are proposed in every step
         self.optimizer = optim.make_optimizer([{"params": trained}], Optim(name="sgd", lr=1e-12))
         draw = torch.Generator().manual_seed(0)
         pictures = torch.randn(PICTURES, 3, *side, generator=draw).to(device)
@@ -65,8 +72,13 @@ class _Training:
             labels = torch.randint(1, CLASSES + 1, (4,), generator=draw).to(device)
             self.targets.append({"boxes": boxes, "labels": labels})
 
-    def step(self) -> None:
-        """Forward, backward and update."""
+    def step(self, loss: str, number: int) -> float:
+        """Forward, backward and update; milliseconds."""
+        self.network.roi_heads.__class__ = self.heads[loss == "ranking"]
+        torch.manual_seed(number)
+        return _milliseconds(self._step, self.device)
+
+    def _step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         with optim.autocast(self.precision, self.device):
             losses = self.network(self.pictures, self.sizes, self.targets)
@@ -75,35 +87,23 @@ class _Training:
         self.optimizer.step()
 
 
-def _trainings(side: tuple[int, int], backbone: str, device: torch.device) -> dict[str, _Training]:
-    """What a second network with cross entropy takes more than the first says what differences are worth."""
-    return {
-        "cross entropy": _Training(side, backbone, device, ranking=False),
-        "cross entropy again": _Training(side, backbone, device, ranking=False),
-        "ranking": _Training(side, backbone, device, ranking=True),
-    }
-
-
-def _steps(trainings: dict[str, _Training], times: int, device: torch.device) -> dict[str, list[float]]:
+def _steps(training: _Training, times: int) -> dict[str, list[float]]:
     """Times of steps with each loss in turns, with the same random regions."""
-    found: dict[str, list[float]] = {name: [] for name in trainings}
+    found: dict[str, list[float]] = {name: [] for name in LOSSES}
     for number in range(MEMORY + 8 + times):
-        order = list(trainings.items())
-        for name, training in order if number % 2 else reversed(order):
-            torch.manual_seed(number)
-            took = _milliseconds(training.step, device)
+        gc.collect()  # not in the middle of a step
+        for name in LOSSES if number % 2 else reversed(LOSSES):
+            took = training.step(name, number)
             if number >= MEMORY + 8:  # the memory is full, and the loss recorded
                 found[name].append(took)
     return found
 
 
-def _kernels(training: _Training, steps: int = 5) -> float:
+def _kernels(training: _Training, loss: str, steps: int = 5) -> float:
     """Milliseconds a step in which the GPU computes; the host's pauses between kernels do not count."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for number in range(steps):
-            torch.manual_seed(number)
-            training.step()
-        torch.cuda.synchronize()
+            training.step(loss, number)
     return float(sum(event.self_device_time_total for event in profiler.key_averages())) / 1000 / steps
 
 
@@ -160,7 +160,7 @@ def measure(sides: tuple[tuple[int, int], ...] = SIDES, backbone: str = "resnet5
         f"classes, memory {MEMORY}",
         "",
         f"{about['hardware']}. {about['versions']}. {about['started']}. Faster R-CNN {backbone} FPN, bf16 on a "
-        f"GPU; forward, backward and update; {times} steps with each loss in turns, same weights, same random "
+        f"GPU; forward, backward and update; {times} steps with each loss in turns, one network, same random "
         "regions. Medians; differences step by step (median, middle half), between the means of the fastest "
         "quarter of the steps, and in the time that the GPU computes.",
         "",
@@ -168,9 +168,9 @@ def measure(sides: tuple[tuple[int, int], ...] = SIDES, backbone: str = "resnet5
         "|---|---|---|---|---|---|---|",
     ]
     for side in sides:
-        trainings = _trainings(side, backbone, device)
-        steps = _steps(trainings, times, device)
-        kernels = {name: _kernels(one) for name, one in trainings.items()} if device.type == "cuda" else {}
+        training = _Training(side, backbone, device)
+        steps = _steps(training, times)
+        kernels = {name: _kernels(training, name) for name in LOSSES} if device.type == "cuda" else {}
         for name in steps:
             told = " | " if name == "cross entropy" else _more(steps, name)
             step = f"{statistics.median(steps[name]):.2f}"

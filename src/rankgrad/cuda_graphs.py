@@ -6,6 +6,7 @@ needs ten times as long to ask for them. A CUDA graph asks once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -22,6 +23,12 @@ CALLS_BEFORE = 3
 MOST_RECORDINGS = 16
 #: What a setting of a loss may be (NumPy's numbers are among them).
 _SETTINGS = (type(None), bool, int, float, str, np.number)
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One beside the others of a device, for losses that are started."""
+    return torch.cuda.Stream(device)
 
 
 class _Recording:
@@ -116,6 +123,32 @@ class Graphed(nn.Module):
         wanted = [value for value in together if isinstance(value, Tensor) and value.requires_grad]
         wanted += [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
         return cast(Tensor, _Replay.apply(recording, together, *wanted))
+
+    def start(self, *inputs: Any) -> Callable[[], Tensor]:
+        """Begin a call on a stream of its own; what is returned gives the loss, and lets the stream wait for it.
+
+        What comes between the two does not wait: neither kernels, nor Python where it waits for them.
+        """
+        value: Tensor
+        if not self._may_replay(inputs):
+            value = self(*inputs)
+            return lambda: value
+        tensors = [one for one in inputs if isinstance(one, Tensor)]
+        device = tensors[0].device
+        aside = _stream(device)
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):
+            value = self(*inputs)
+        for one in tensors:
+            one.record_stream(aside)
+
+        def finish() -> Tensor:
+            here = torch.cuda.current_stream(device)
+            here.wait_stream(aside)
+            value.record_stream(here)
+            return value
+
+        return finish
 
     def reset(self) -> None:
         """Forget the loss's memory, if it has one."""

@@ -7,6 +7,7 @@ detections. torchvision's own ``forward`` runs as it is; its cross entropy is co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -48,24 +49,30 @@ class RankingHeads:
         return samples
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As in torchvision, with our loss under ``loss_classifier``."""
-        seen: list[Any] = []
-        hooks = [
-            self.box_predictor.register_forward_hook(in_float32),
-            self.box_predictor.register_forward_hook(lambda module, inputs, output: seen.append(output[0])),
-        ]
+        """As in torchvision, with our loss under ``loss_classifier``.
+
+        The loss is started as soon as there are logits. torchvision's own losses then wait for the GPU (to know
+        which regions are foreground), and in that time it is computed.
+        """
+        started: list[Callable[[], Tensor]] = []
+
+        def start(module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+            if self.training:
+                started.append(self._start_loss(output[0], self.__dict__["_sampled_labels"]))
+
+        hooks = [self.box_predictor.register_forward_hook(hook) for hook in (in_float32, start)]
         try:
             result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
             if self.training:
-                losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
+                losses["loss_classifier"] = started[0]()
             return result, losses
         finally:
             self.__dict__.pop("_sampled_labels", None)
             for hook in hooks:
                 hook.remove()
 
-    def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
-        """The given loss. On a GPU it is recorded and replayed, so batches get the same number of regions."""
+    def _start_loss(self, class_logits: Tensor, labels: list[Tensor]) -> Callable[[], Tensor]:
+        """Begin the loss. On a GPU it is recorded and replayed, so batches get the same number of regions."""
         together = torch.cat(labels)
         inputs: tuple[Tensor, ...] = (class_logits, together)
         replayed: nn.Module = self.__dict__[REPLAYED]
@@ -74,7 +81,11 @@ class RankingHeads:
         if class_logits.is_cuda and isinstance(replayed, Graphed):
             most = len(labels) * self.fg_bg_sampler.batch_size_per_image
             inputs = padded(class_logits, together, max(most, len(class_logits)))
-        return cast(Tensor, replayed.train()(*inputs))
+        replayed.train()
+        if isinstance(replayed, Graphed):
+            return replayed.start(*inputs)
+        value = cast(Tensor, replayed(*inputs))
+        return lambda: value
 
     def postprocess_detections(
         self, class_logits: Tensor, box_regression: Tensor, proposals: Any, image_shapes: Any
