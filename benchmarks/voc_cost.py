@@ -89,9 +89,10 @@ class _Training:
 
 def _steps(training: _Training, times: int) -> dict[str, list[float]]:
     """Times of steps with each loss in turns, with the same random regions."""
+    gc.collect()
+    gc.freeze()  # what is there stays: collections in the middle of a step have little to look at
     found: dict[str, list[float]] = {name: [] for name in LOSSES}
     for number in range(MEMORY + 8 + times):
-        gc.collect()  # not in the middle of a step
         for name in LOSSES if number % 2 else reversed(LOSSES):
             took = training.step(name, number)
             if number >= MEMORY + 8:  # the memory is full, and the loss recorded

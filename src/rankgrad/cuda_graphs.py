@@ -6,8 +6,7 @@ needs ten times as long to ask for them. A CUDA graph asks once.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -23,12 +22,7 @@ CALLS_BEFORE = 3
 MOST_RECORDINGS = 16
 #: What a setting of a loss may be (NumPy's numbers are among them).
 _SETTINGS = (type(None), bool, int, float, str, np.number)
-
-
-@functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One beside the others of a device, for losses that are started."""
-    return torch.cuda.Stream(device)
+_Places = list[tuple[dict[str, Any], list[str], Mapping[str, Tensor | None]]]
 
 
 class _Recording:
@@ -65,10 +59,13 @@ class _Recording:
         return graph.replay, results
 
     def run(self, inputs: Sequence[Any]) -> list[Tensor | None]:
-        """The loss at these inputs and its gradients: the first times as ever, then recorded, then replayed."""
+        """The loss at these inputs and its gradients: the first times as ever, then recorded, then replayed.
+
+        Called without grad mode, as in the forward of an autograd function.
+        """
         for place, value in zip(self.places, inputs, strict=True):
             if isinstance(place, Tensor):
-                place.detach().copy_(value.detach())
+                place.copy_(value)
         self.calls += 1
         if self.calls <= CALLS_BEFORE:
             return self.run_once()
@@ -113,6 +110,7 @@ class Graphed(nn.Module):
         super().__init__()
         self.loss = loss
         self._recordings: dict[Any, _Recording] = {}
+        self._places: _Places | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """What the loss returns."""
@@ -123,32 +121,6 @@ class Graphed(nn.Module):
         wanted = [value for value in together if isinstance(value, Tensor) and value.requires_grad]
         wanted += [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
         return cast(Tensor, _Replay.apply(recording, together, *wanted))
-
-    def start(self, *inputs: Any) -> Callable[[], Tensor]:
-        """Begin a call on a stream of its own; what is returned gives the loss, and lets the stream wait for it.
-
-        What comes between the two does not wait: neither kernels, nor Python where it waits for them.
-        """
-        value: Tensor
-        if not self._may_replay(inputs):
-            value = self(*inputs)
-            return lambda: value
-        tensors = [one for one in inputs if isinstance(one, Tensor)]
-        device = tensors[0].device
-        aside = _stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
-            value = self(*inputs)
-        for one in tensors:
-            one.record_stream(aside)
-
-        def finish() -> Tensor:
-            here = torch.cuda.current_stream(device)
-            here.wait_stream(aside)
-            value.record_stream(here)
-            return value
-
-        return finish
 
     def reset(self) -> None:
         """Forget the loss's memory, if it has one."""
@@ -165,7 +137,7 @@ class Graphed(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy records anew: a graph belongs to its tensors."""
-        return {**self.__dict__, "_recordings": {}}
+        return {**self.__dict__, "_recordings": {}, "_places": None}
 
     def _may_replay(self, inputs: tuple[Any, ...]) -> bool:
         tensors = [value for value in inputs if isinstance(value, Tensor)]
@@ -178,6 +150,16 @@ class Graphed(nn.Module):
             and not distributed.active()
         )
 
+    def _looked_at(self) -> _Places:
+        """Where the settings and the tensors of the loss are, for :meth:`_kind`, which every call asks."""
+        if self._places is None:
+            self._places = []
+            for module in self.loss.modules():
+                own = vars(module)
+                names = [name for name, value in own.items() if isinstance(value, _SETTINGS) and name[0] != "_"]
+                self._places += [(own, names, module._parameters), ({}, [], module._buffers)]
+        return self._places
+
     def _kind(self, inputs: tuple[Any, ...]) -> Any:
         """What a recording depends on: the inputs' form, the loss's settings, and where its tensors are."""
         form = tuple(
@@ -185,10 +167,11 @@ class Graphed(nn.Module):
             for value in inputs
         )
         state: list[Any] = []
-        for module in self.loss.modules():  # one walk: this runs in every call, and is most of its Python
-            state += [(name, value) for name, value in vars(module).items() if isinstance(value, _SETTINGS)]
-            tensors = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
-            state += [(one.data_ptr(), one.shape, one.dtype, one.requires_grad) for one in tensors]
+        for settings, names, tensors in self._looked_at():
+            state += [settings[name] for name in names]
+            for one in tensors.values():
+                if one is not None:
+                    state += (one.data_ptr(), one.shape, one.dtype, one.requires_grad)
         modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32
         return form, tuple(state), modes
 

@@ -125,7 +125,8 @@ class ScoreMemory(_Ring):
         if self.size == 0:
             return
         # A NaN leaves out its pair; the row, with the other classes, stays.
-        exists = ~scores.isnan() if mask is None else mask & ~scores.isnan()
+        sound = scores == scores
+        exists = sound if mask is None else mask & sound
         self._push(
             scores.detach().to(compute_dtype(scores.dtype)).nan_to_num(0.0, torch.inf, -torch.inf),
             relevance if relevance.dtype == torch.bool else relevance != 0,

@@ -147,6 +147,9 @@ class RegionLoss(nn.Module):
         """
         class_logits = _check.floating("class_logits", class_logits, ndim=2)
         _check.per_row("labels", labels, "class_logits", class_logits)
+        memory = self.ranking.memory
+        if memory.position.device != class_logits.device:
+            memory.to(class_logits.device)  # it was made, or loaded, elsewhere
         with torch.autocast(class_logits.device.type, enabled=False):
             logits = class_logits if class_logits.dtype == torch.float64 else class_logits.float()
             classes = torch.arange(1, logits.shape[1], device=logits.device)
@@ -156,7 +159,7 @@ class RegionLoss(nn.Module):
                 ranked, relevance, None if mask is None else mask.unsqueeze(1)
             )
             if self.cross_entropy:
-                loss = loss + self.cross_entropy * _cross_entropy(logits, labels, mask)
+                loss = torch.add(loss, _cross_entropy(logits, labels, mask), alpha=self.cross_entropy)
         return loss
 
     def reset(self) -> None:

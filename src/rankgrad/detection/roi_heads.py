@@ -7,7 +7,6 @@ detections. torchvision's own ``forward`` runs as it is; its cross entropy is co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,7 @@ LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
 
 
 def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    """A forward hook: class logits computed in half precision are computed again in float32.
+    """What a predictor said; class logits computed in half precision are computed again in float32.
 
     bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can.
     """
@@ -49,43 +48,39 @@ class RankingHeads:
         return samples
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As in torchvision, with our loss under ``loss_classifier``.
+        """As in torchvision, with our loss under ``loss_classifier``."""
+        seen: list[Tensor] = []
 
-        The loss is started as soon as there are logits. torchvision's own losses then wait for the GPU (to know
-        which regions are foreground), and in that time it is computed.
-        """
-        started: list[Callable[[], Tensor]] = []
+        def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+            output = in_float32(module, inputs, output)
+            seen.append(output[0])
+            return output
 
-        def start(module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-            if self.training:
-                started.append(self._start_loss(output[0], self.__dict__["_sampled_labels"]))
-
-        hooks = [self.box_predictor.register_forward_hook(hook) for hook in (in_float32, start)]
+        hook = self.box_predictor.register_forward_hook(look)
         try:
             result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
             if self.training:
-                losses["loss_classifier"] = started[0]()
+                losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
             return result, losses
         finally:
             self.__dict__.pop("_sampled_labels", None)
-            for hook in hooks:
-                hook.remove()
+            hook.remove()
 
-    def _start_loss(self, class_logits: Tensor, labels: list[Tensor]) -> Callable[[], Tensor]:
-        """Begin the loss. On a GPU it is recorded and replayed, so batches get the same number of regions."""
+    def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
+        """The given loss. On a GPU it is recorded and replayed, so batches get the same number of regions."""
         together = torch.cat(labels)
         inputs: tuple[Tensor, ...] = (class_logits, together)
+        loss: nn.Module = self.__dict__[LOSS]
         replayed: nn.Module = self.__dict__[REPLAYED]
-        if any(one.numel() and one.device != class_logits.device for one in replayed.buffers()):
-            replayed.to(class_logits.device)  # a memory that was loaded elsewhere
-        if class_logits.is_cuda and isinstance(replayed, Graphed):
+        if not loss.training:
+            loss.train()
+        if not isinstance(replayed, Graphed):
+            if any(one.numel() and one.device != class_logits.device for one in loss.buffers()):
+                loss.to(class_logits.device)
+        elif class_logits.is_cuda:
             most = len(labels) * self.fg_bg_sampler.batch_size_per_image
             inputs = padded(class_logits, together, max(most, len(class_logits)))
-        replayed.train()
-        if isinstance(replayed, Graphed):
-            return replayed.start(*inputs)
-        value = cast(Tensor, replayed(*inputs))
-        return lambda: value
+        return cast(Tensor, replayed(*inputs))
 
     def postprocess_detections(
         self, class_logits: Tensor, box_regression: Tensor, proposals: Any, image_shapes: Any

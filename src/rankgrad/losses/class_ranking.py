@@ -87,7 +87,7 @@ class ClassRankingLoss(nn.Module):
         return loss
 
     def _weighted(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
-        parts = []
+        loss: Tensor | None = None
         for weight, arrange in ((self.map_weight, torch.t), (self.pooled_weight, torch.flatten)):
             if weight:
                 part = loss_of_lists(
@@ -101,8 +101,10 @@ class ClassRankingLoss(nn.Module):
                     reduction="mean",
                     check_finite=False,
                 )
-                parts.append(part * (weight / (self.map_weight + self.pooled_weight)))
-        return sum(parts[1:], parts[0])
+                share = weight / (self.map_weight + self.pooled_weight)
+                loss = part * share if loss is None else torch.add(loss, part, alpha=share)
+        assert loss is not None  # one weight is > 0
+        return loss
 
     def reset(self) -> None:
         """Forget the memory."""
