@@ -46,7 +46,7 @@ class _Training:
     One network for all: two with the same loss differ by as much, in where their tensors lie, as two losses do.
     """
 
-    def __init__(self, side: tuple[int, int], backbone: str, device: torch.device) -> None:
+    def __init__(self, side: tuple[int, int], backbone: str, device: torch.device, *, compiled: bool) -> None:
         self.device, self.precision = device, "bf16" if device.type == "cuda" else "fp32"
         network, _ = build(
             Model(backbone=backbone, weights="none"),
@@ -56,6 +56,8 @@ class _Training:
             seed=0,
         )
         self.network = network.to(device, memory_format=torch.channels_last).train()
+        if compiled:
+            self.network.compile_features("reduce-overhead")
         self.heads = {False: type(network.roi_heads)}
         use_ranking_loss(self.network, memory=MEMORY)
         self.heads[True] = type(network.roi_heads)
@@ -152,7 +154,13 @@ def _alone(times: int, device: torch.device) -> dict[str, list[float]]:
     return found
 
 
-def measure(sides: tuple[tuple[int, int], ...] = SIDES, backbone: str = "resnet50", times: int = 150) -> str:
+def measure(
+    sides: tuple[tuple[int, int], ...] = SIDES,
+    backbone: str = "resnet50",
+    times: int = 150,
+    *,
+    compiled: bool = False,
+) -> str:
     """Time whole training steps with both losses, and the losses alone; a text with the numbers."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = machine.describe(device)
@@ -160,7 +168,8 @@ def measure(sides: tuple[tuple[int, int], ...] = SIDES, backbone: str = "resnet5
         f"# What the ranking loss adds to a training step: {PICTURES} pictures x {REGIONS} regions x {CLASSES} "
         f"classes, memory {MEMORY}",
         "",
-        f"{about['hardware']}. {about['versions']}. {about['started']}. Faster R-CNN {backbone} FPN, bf16 on a "
+        f"{about['hardware']}. {about['versions']}. {about['started']}. Faster R-CNN {backbone} FPN, "
+        f"{'features compiled' if compiled else 'nothing compiled'}, bf16 on a "
         f"GPU; forward, backward and update; {times} steps with each loss in turns, one network, same random "
         "regions. Medians; differences step by step (median, middle half), between the means of the fastest "
         "quarter of the steps, and in the time that the GPU computes.",
@@ -169,7 +178,7 @@ def measure(sides: tuple[tuple[int, int], ...] = SIDES, backbone: str = "resnet5
         "|---|---|---|---|---|---|---|",
     ]
     for side in sides:
-        training = _Training(side, backbone, device)
+        training = _Training(side, backbone, device, compiled=compiled)
         steps = _steps(training, times)
         kernels = {name: _kernels(training, name) for name in LOSSES} if device.type == "cuda" else {}
         for name in steps:

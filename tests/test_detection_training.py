@@ -19,6 +19,7 @@ from rankgrad.detection.task import DetectionTask, read_sources
 from rankgrad.recipes import run
 from rankgrad.training import checkpoint
 from rankgrad.training.errors import UserError
+from rankgrad.training.loop import Trainer
 
 import scenes
 from runs import rows, same_weights, stop_after
@@ -126,6 +127,27 @@ def test_resume_is_exact_to_the_bit(root, trained, tmp_path, monkeypatch, stop):
     assert same_weights(folder / "last.safetensors", trained / "last.safetensors")
     assert rows(folder) == rows(trained)
     assert rows(folder, "evaluations") == rows(trained, "evaluations")
+
+
+def test_compiled_features_learn_the_same(root, trained, tmp_path, monkeypatch):
+    """Through the tracer, without waiting for a compiler: once for all canvases, and not in evaluation."""
+    traced = []
+
+    def without_a_compiler(part, mode, dynamic):
+        assert mode is None and dynamic
+        part._compiled_call_impl = torch.compile(part._call_impl, backend=note, dynamic=True)
+
+    def note(graph, inputs):
+        traced.append(torch.is_grad_enabled())
+        return graph
+
+    monkeypatch.setattr(torch.nn.Module, "compile", without_a_compiler)
+    monkeypatch.setattr(Trainer, "_wrapped", lambda self: self.task.compiled(self.task.network, None))
+    folder, _ = run.run("voc", [*SMALL, f"data.root={root}"], out=str(tmp_path / "compiled"))
+    # pyramid and head; the head once more, because 16 pixels are taken for the 16 channels
+    assert traced == [True] * 3
+    assert rows(folder) == rows(trained)
+    assert same_weights(folder / "last.safetensors", trained / "last.safetensors")
 
 
 def test_a_checkpoint_is_torchvisions(trained):

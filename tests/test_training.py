@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from rankgrad import recipes
+from rankgrad import distributed, recipes
 from rankgrad.cli import main
-from rankgrad.detection.task import DetectionTask
 from rankgrad.recipes import run
 from rankgrad.training import checkpoint, log, optim
 from rankgrad.training.config import Optim
@@ -307,18 +306,18 @@ def test_compiled_training_is_the_same(tmp_path, monkeypatch):
     assert same_weights(*(folder / "last.safetensors" for folder in folders))
 
 
-@pytest.mark.parametrize(("same_shapes", "mode"), [(True, "reduce-overhead"), (False, None)])
-def test_what_is_compiled_is_recorded_where_shapes_stay(tmp_path, monkeypatch, same_shapes, mode):
+@pytest.mark.parametrize("several", [False, True])
+def test_what_is_compiled_is_recorded_in_one_process(tmp_path, monkeypatch, several):
     subject, config = recipes.load("digits", [*SHORT, "compile=true"])
     task = subject.build(config, torch.device("cpu"))
-    assert task.same_shapes and not DetectionTask.same_shapes
-    task.same_shapes = same_shapes
     trainer = Trainer(task, config, tmp_path, torch.device("cpu"))
-    assert torch.backends.cudnn.benchmark == same_shapes
+    assert task.same_shapes and torch.backends.cudnn.benchmark
     monkeypatch.setattr(torch, "compile", lambda network, mode: (network, mode))
     assert trainer._wrapped() is task.network  # on a CPU nothing is compiled
     trainer.device = torch.device("cuda")
-    assert trainer._wrapped() == (task.network, mode)
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda network, device_ids: network)
+    monkeypatch.setattr(distributed, "active", lambda: several)
+    assert trainer._wrapped() == (task.network, None if several else "reduce-overhead")
 
 
 def test_every_step_seeds_every_generator():

@@ -117,6 +117,10 @@ class RetrievalTask:
         except ValueError as error:
             raise UserError(f"batch.{error}") from None
 
+    def compiled(self, network: nn.Module, mode: str | None) -> nn.Module:
+        """All of it."""
+        return torch.compile(network, mode=mode)  # type: ignore[return-value]
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The backbone, the embedding layer and the loss's own parameters, each at its own rate."""
         return [

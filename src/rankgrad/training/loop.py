@@ -34,13 +34,17 @@ class Task(Protocol):
     headline: str  #: the metric that says which checkpoint is best; higher is better
     steps_per_epoch: int
     items_per_step: int  #: pictures in a batch, of all processes
-    same_shapes: bool  #: all batches have one shape: algorithms can be tried out, and launches recorded
+    same_shapes: bool  #: all batches have one shape: it pays to try out the algorithms of convolutions
     parts: dict[
         str, Tensor
     ]  #: scalars of the last step to write down beside the loss; the same names in every step
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters of network and loss, with a ``scale`` on the learning rate where it is not 1."""
+        ...
+
+    def compiled(self, network: nn.Module, mode: str | None) -> nn.Module:
+        """``network``, the task's own or that in a wrapper, by torch.compile as far as that makes sense."""
         ...
 
     def batch_loss(self, network: nn.Module, step: int) -> Tensor:
@@ -148,8 +152,7 @@ class Trainer:
         if not self.config.compile or self.device.type != "cuda":
             return network
         # Recorded as CUDA graphs: a ResNet-50 step of 128 pictures is 16 ms for an H200 and 27 ms for Python.
-        recorded = self.task.same_shapes and not distributed.active()
-        return torch.compile(network, mode="reduce-overhead" if recorded else None)  # type: ignore[return-value]
+        return self.task.compiled(network, None if distributed.active() else "reduce-overhead")
 
     def _train_one(self, network: nn.Module) -> None:
         config = self.config
