@@ -131,8 +131,11 @@ def main() -> None:
     if args.cost:
         from benchmarks.voc_cost import measure
 
-        write_text(args.out / "cost.md", measure(compiled="compile=true" in args.settings))
-        print((args.out / "cost.md").read_text())
+        if args.settings not in ([], ["compile=true"]):
+            parser.error(f"--cost takes compile=true or nothing, received {args.settings}")
+        to = args.out / ("cost-compiled.md" if args.settings else "cost.md")
+        write_text(to, measure(compiled=bool(args.settings)))
+        print(to.read_text())
         return
     if not args.table:
         if args.data is None:

@@ -57,7 +57,7 @@ class _Training:
         )
         self.network = network.to(device, memory_format=torch.channels_last).train()
         if compiled:
-            self.network.compile_features("reduce-overhead")
+            self.network.compile_features()
         self.heads = {False: type(network.roi_heads)}
         use_ranking_loss(self.network, memory=MEMORY)
         self.heads[True] = type(network.roi_heads)
@@ -91,14 +91,17 @@ class _Training:
 
 def _steps(training: _Training, times: int) -> dict[str, list[float]]:
     """Times of steps with each loss in turns, with the same random regions."""
+    found: dict[str, list[float]] = {name: [] for name in LOSSES}
     gc.collect()
     gc.freeze()  # what is there stays: collections in the middle of a step have little to look at
-    found: dict[str, list[float]] = {name: [] for name in LOSSES}
-    for number in range(MEMORY + 8 + times):
-        for name in LOSSES if number % 2 else reversed(LOSSES):
-            took = training.step(name, number)
-            if number >= MEMORY + 8:  # the memory is full, and the loss recorded
-                found[name].append(took)
+    try:
+        for number in range(MEMORY + 8 + times):
+            for name in LOSSES if number % 2 else reversed(LOSSES):
+                took = training.step(name, number)
+                if number >= MEMORY + 8:  # the memory is full, and the loss recorded
+                    found[name].append(took)
+    finally:
+        gc.unfreeze()
     return found
 
 

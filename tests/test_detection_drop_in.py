@@ -154,6 +154,45 @@ def test_padding_changes_nothing(form):
         torch.testing.assert_close(one.grad, other.grad)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_regions_are_padded_where_the_loss_is_replayed(monkeypatch, several):
+    """A graph needs one shape. Several processes record none, and would hang with a mask on one of them."""
+    monkeypatch.setattr(rankgrad.cuda_graphs.Graphed, "replays", lambda self, *inputs: not several)
+    model = use_ranking_loss(detector(box_batch_size_per_image=100), memory=2)
+    seen = []
+    ranking_loss(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
+    found = losses_of(model)["loss_classifier"]
+    rows = [len(one) for one in seen[0]]
+    assert rows == [len(seen[0][0])] * (2 if several else 3) and (rows[0] == 200) == (not several)
+    monkeypatch.undo()
+    plainly = losses_of(use_ranking_loss(detector(box_batch_size_per_image=100), memory=2))["loss_classifier"]
+    torch.testing.assert_close(found, plainly)
+
+
+class OwnLoss(nn.Module):
+    """A user's loss with a tensor that is elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(3, device="meta"))
+
+    def _apply(self, fn, recurse=True):  # what every .to(...) comes to
+        self.scale = torch.full((3,), 2.0)
+        return self
+
+    def forward(self, class_logits, labels):
+        return self.scale.mean() * nn.functional.cross_entropy(class_logits, labels)
+
+
+@pytest.mark.parametrize("wrap", [lambda loss: loss, rankgrad.graphed])
+def test_a_users_own_loss(monkeypatch, wrap):
+    """It follows the logits and gets logits and labels, nothing else, also where it may be replayed."""
+    monkeypatch.setattr(rankgrad.cuda_graphs.Graphed, "replays", lambda self, *inputs: True)
+    model = use_ranking_loss(detector(box_batch_size_per_image=100), wrap(OwnLoss()))
+    found = losses_of(model)["loss_classifier"]
+    torch.testing.assert_close(found, 2 * losses_of(detector(box_batch_size_per_image=100))["loss_classifier"])
+
+
 def test_cross_entropy_alone_is_torchvisions_own():
     """A loss that is torchvision's gives torchvision's gradients, to the bit."""
 

@@ -137,7 +137,7 @@ def test_a_memory_that_was_loaded_on_the_cpu_follows_the_logits():
 
 
 def test_compiled_features_on_many_canvases():
-    """Compiled and recorded, shapes in turns, with updates in between: the steps of a plain network."""
+    """Compiled, shapes in turns, with updates in between: the steps of a plain network."""
     nets = []
     for _ in range(2):
         net, _ = model.build(
@@ -148,7 +148,7 @@ def test_compiled_features_on_many_canvases():
             seed=0,
         )
         nets.append(net.cuda().to(memory_format=torch.channels_last).train())
-    nets[1].compile_features("reduce-overhead")
+    nets[1].compile_features()
     steppers = [torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1e-3) for net in nets]
     targets = [{"boxes": torch.tensor([[5.0, 5.0, 70.0, 90.0]]).cuda(), "labels": torch.tensor([1]).cuda()}] * 2
     for step in range(12):

@@ -15,6 +15,7 @@ from rankgrad import recipes
 from rankgrad.cli import main
 from rankgrad.detection import RegionLoss, model
 from rankgrad.detection.config import Config, Loss, Model, View
+from rankgrad.detection.region_loss import padded
 from rankgrad.detection.task import DetectionTask, read_sources
 from rankgrad.recipes import run
 from rankgrad.training import checkpoint
@@ -106,6 +107,17 @@ def test_gradient_sizes_are_measured_right(root):
     assert float(task.parts["logit_gradient"]) == pytest.approx(float(task.parts["logit_gradient_ce"]), rel=1e-3)
 
 
+def test_regions_that_were_added_have_no_gradient_size(root):
+    _, config = recipes.load("voc", [*SMALL, f"data.root={root}"])
+    task = DetectionTask(config, torch.device("cpu"))
+    logits, labels = torch.randn(20, 4, requires_grad=True), torch.randint(0, 4, (20,))
+    sizes = []
+    for count in (20, 32):
+        task._watch_ranking(task.loss, padded(logits, labels, count))
+        sizes.append(task.parts["logit_gradient_ce"])
+    torch.testing.assert_close(*sizes)
+
+
 def test_difficult_objects_are_no_targets(root):
     _, config = recipes.load("voc", [*SMALL, f"data.root={root}"])
     task = DetectionTask(config, torch.device("cpu"))
@@ -133,8 +145,8 @@ def test_compiled_features_learn_the_same(root, trained, tmp_path, monkeypatch):
     """Through the tracer, without waiting for a compiler: once for all canvases, and not in evaluation."""
     traced = []
 
-    def without_a_compiler(part, mode, dynamic):
-        assert mode is None and dynamic
+    def without_a_compiler(part, dynamic):
+        assert dynamic
         part._compiled_call_impl = torch.compile(part._call_impl, backend=note, dynamic=True)
 
     def note(graph, inputs):
@@ -142,7 +154,7 @@ def test_compiled_features_learn_the_same(root, trained, tmp_path, monkeypatch):
         return graph
 
     monkeypatch.setattr(torch.nn.Module, "compile", without_a_compiler)
-    monkeypatch.setattr(Trainer, "_wrapped", lambda self: self.task.compiled(self.task.network, None))
+    monkeypatch.setattr(Trainer, "_wrapped", lambda self: self.task.compiled(self.task.network, "reduce-overhead"))
     folder, _ = run.run("voc", [*SMALL, f"data.root={root}"], out=str(tmp_path / "compiled"))
     # pyramid and head; the head once more, because 16 pixels are taken for the 16 channels
     assert traced == [True] * 3
@@ -261,7 +273,7 @@ def test_boxes_stay_float32_in_half_precision():
 
 
 @pytest.mark.parametrize("name", list(voc.ROWS))
-def test_benchmark_rows_are_valid(name):
+def test_benchmark_countare_valid(name):
     _, config = recipes.load("voc07", voc.ROWS[name].split())
     if config.loss.name == "ranking":
         RegionLoss(**config.loss.options())

@@ -1,6 +1,7 @@
 """Convolutions that carry frozen batch norms: the same function, the same gradients, the same names."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import models
 
 from rankgrad.detection.config import Model, View
-from rankgrad.detection.model import FrozenNorm, build
+from rankgrad.detection.model import CarriedFrozenNorm, FrozenNorm, build
 from rankgrad.vision.frozen_norm import carry_frozen_norms
 
 
@@ -50,13 +51,17 @@ def test_a_detector_s_norms_are_carried():
         seed=0,
     )
     norms = [module for module in network.modules() if isinstance(module, FrozenNorm)]
-    assert norms and all(type(module) is not FrozenNorm for module in norms)
+    assert norms and all(type(module) is CarriedFrozenNorm for module in norms)
+    again = pickle.loads(pickle.dumps(network))
+    assert [type(module) for module in again.modules()] == [type(module) for module in network.modules()]
+    pictures = torch.rand(1, 3, 64, 64)
+    torch.testing.assert_close(again.backbone(pictures), network.backbone(pictures))
     plain = with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), FrozenNorm(4)))
     carrying = copy.deepcopy(plain)
     for network in (plain, carrying):
         network[1].running_var.fill_(3.0)
         network[1].bias.fill_(0.5)
-    assert carry_frozen_norms(carrying, FrozenNorm) == 1
+    assert carry_frozen_norms(carrying, FrozenNorm, CarriedFrozenNorm) == 1
     pictures = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(plain(pictures), carrying(pictures))
 
@@ -130,7 +135,7 @@ def constant_norm(bias=True):
     for buffer in plain.buffers():
         buffer.uniform_(0.5, 2)
     carrying = copy.deepcopy(plain)
-    assert carry_frozen_norms(carrying, FrozenNorm) == 1
+    assert carry_frozen_norms(carrying, FrozenNorm, CarriedFrozenNorm) == 1
     return plain, carrying, torch.randn(2, 3, 8, 8, dtype=torch.float64)
 
 

@@ -28,10 +28,10 @@ def replays_on_the_cpu(monkeypatch):
 
         return replay, results
 
-    real = cuda_graphs.Graphed._may_replay
-    on_a_gpu = lambda self, inputs: torch.is_grad_enabled() and not torch.cuda.is_available()  # noqa: E731
+    real = cuda_graphs.Graphed.replays
+    on_a_gpu = lambda: torch.is_grad_enabled() and not torch.cuda.is_available()  # noqa: E731
     monkeypatch.setattr(cuda_graphs._Recording, "record", record)
-    monkeypatch.setattr(cuda_graphs.Graphed, "_may_replay", lambda s, i: real(s, i) or on_a_gpu(s, i))
+    monkeypatch.setattr(cuda_graphs.Graphed, "replays", lambda self, *inputs: real(self, *inputs) or on_a_gpu())
 
 
 LOSSES = {
@@ -211,8 +211,15 @@ def test_what_makes_a_new_recording(replays_on_the_cpu):
     loss.reset()
     loss.loss.load_state_dict(state)  # the same memory in another place
     assert kinds() == before + 5
+    loss.loss.weight = lambda counts: counts.double()  # no setting that could be compared, but not the name before
+    assert kinds() == before + 6
+    loss.loss.memory = rankgrad.EmbeddingMemory(3)
+    kinds()
+    assert kinds() == before + 8  # empty, then with a form
+    loss.loss = rankgrad.RecallLoss(lam=50.0)
+    assert kinds() == before + 9
     loss(*batch(13, 0, "cpu"))
-    assert len(loss._recordings) > before + 5
+    assert len(loss._recordings) == before + 10
 
 
 def test_parameters_in_another_place_make_a_new_recording(replays_on_the_cpu):

@@ -351,3 +351,14 @@ def test_ties_of_the_pooled_list_go_by_item():
     y = together.detach().requires_grad_()
     rankgrad.average_precision_loss(y, relevance, lam=0.5, margin=0.15).backward()
     assert torch.equal(x.grad, y.grad.reshape(80, 5)[:40]) and bool((x.grad != 0).any())
+
+
+def test_a_memory_that_follows_in_inference_mode_can_be_trained_with():
+    memory = rankgrad.ScoreMemory(2)
+    memory.push(torch.rand(3, 2), torch.zeros(3, 2))
+    here = memory.scores
+    memory.follow(torch.device("cpu"))
+    assert memory.scores is here
+    with torch.inference_mode():
+        memory.follow(torch.device("meta"))
+    assert all(one.is_meta and not one.is_inference() for one in memory.buffers())

@@ -6,7 +6,7 @@ needs ten times as long to ask for them. A CUDA graph asks once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +22,16 @@ CALLS_BEFORE = 3
 MOST_RECORDINGS = 16
 #: What a setting of a loss may be (NumPy's numbers are among them).
 _SETTINGS = (type(None), bool, int, float, str, np.number)
-_Places = list[tuple[dict[str, Any], list[str], Mapping[str, Tensor | None]]]
+#: What every Module has.
+_NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"}
+
+
+def _modules(module: nn.Module) -> Iterator[nn.Module]:
+    """A Module and all below it; ``Module.modules`` does more, and every call of a recorded loss asks."""
+    yield module
+    for child in module._modules.values():
+        if child is not None:
+            yield from _modules(child)
 
 
 class _Recording:
@@ -110,12 +119,11 @@ class Graphed(nn.Module):
         super().__init__()
         self.loss = loss
         self._recordings: dict[Any, _Recording] = {}
-        self._places: _Places | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """What the loss returns."""
         together = (*inputs, *named.values())
-        if not self._may_replay(together):
+        if not self.replays(*together):
             return cast(Tensor, self.loss(*inputs, **named))
         recording = self._recording(together, tuple(named))
         wanted = [value for value in together if isinstance(value, Tensor) and value.requires_grad]
@@ -137,9 +145,10 @@ class Graphed(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy records anew: a graph belongs to its tensors."""
-        return {**self.__dict__, "_recordings": {}, "_places": None}
+        return {**self.__dict__, "_recordings": {}}
 
-    def _may_replay(self, inputs: tuple[Any, ...]) -> bool:
+    def replays(self, *inputs: Any) -> bool:
+        """Whether a call with these inputs is recorded and replayed; otherwise the loss runs as it always does."""
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         return (
             torch.is_grad_enabled()
@@ -150,16 +159,6 @@ class Graphed(nn.Module):
             and not distributed.active()
         )
 
-    def _looked_at(self) -> _Places:
-        """Where the settings and the tensors of the loss are, for :meth:`_kind`, which every call asks."""
-        if self._places is None:
-            self._places = []
-            for module in self.loss.modules():
-                own = vars(module)
-                names = [name for name, value in own.items() if isinstance(value, _SETTINGS) and name[0] != "_"]
-                self._places += [(own, names, module._parameters), ({}, [], module._buffers)]
-        return self._places
-
     def _kind(self, inputs: tuple[Any, ...]) -> Any:
         """What a recording depends on: the inputs' form, the loss's settings, and where its tensors are."""
         form = tuple(
@@ -167,9 +166,13 @@ class Graphed(nn.Module):
             for value in inputs
         )
         state: list[Any] = []
-        for settings, names, tensors in self._looked_at():
-            state += [settings[name] for name in names]
-            for one in tensors.values():
+        for module in _modules(self.loss):
+            own = vars(module)
+            for name in own.keys() - _NO_SETTINGS:
+                value = own[name]
+                if isinstance(value, _SETTINGS):
+                    state += (name, value)
+            for one in (*module._parameters.values(), *module._buffers.values()):
                 if one is not None:
                     state += (one.data_ptr(), one.shape, one.dtype, one.requires_grad)
         modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32

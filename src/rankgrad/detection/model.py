@@ -25,7 +25,7 @@ from rankgrad.detection.config import Model, View
 from rankgrad.detection.proposals import BatchedHeads, BatchedProposals
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
-from rankgrad.vision.frozen_norm import carry_frozen_norms
+from rankgrad.vision.frozen_norm import Carried, carry_frozen_norms
 from rankgrad.vision.weights import load_file, stride_in_1x1
 
 _SHAPES = 64  # of batches whose anchors are kept
@@ -44,6 +44,10 @@ class FrozenNorm(FrozenBatchNorm2d):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """The same affine map, one pass over the data."""
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+
+
+class CarriedFrozenNorm(Carried, FrozenNorm):
+    """One whose work the convolution before it does."""
 
 
 class FloatHead(RPNHead):  # type: ignore[misc]
@@ -95,14 +99,14 @@ class Detector(FasterRCNN):  # type: ignore[misc]
         _, losses = self.roi_heads(features, proposals, sizes, targets)
         return {**losses, **proposal_losses}
 
-    def compile_features(self, mode: str | None) -> None:
-        """Compile, in place, what depends on a batch's shape alone, for all shapes at once.
+    def compile_features(self) -> None:
+        """Compile, in place, what depends on a batch's shape alone: once, or for a few kinds of shapes.
 
         What comes behind depends on what was found: torch.compile would break it into pieces, and again for every
-        number of regions.
+        number of regions. Launches are not recorded: that would be a CUDA graph for every canvas.
         """
         for part in (self.backbone, self.rpn.head):
-            part.compile(mode=mode, dynamic=True)
+            part.compile(dynamic=True)
 
     def regions(self, pictures: Tensor, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Class logits, box regression and proposals of a batch, from which detections are made."""
@@ -128,7 +132,7 @@ def _pyramid(body: resnet.ResNet, config: Model) -> BackboneWithFPN:
     trained = [*_LAYERS[: config.trainable], *(["bn1"] if config.trainable == 5 else [])]
     for name, parameter in body.named_parameters():
         parameter.requires_grad_(any(name.startswith(layer) for layer in trained))
-    carry_frozen_norms(body, FrozenNorm)
+    carry_frozen_norms(body, FrozenNorm, CarriedFrozenNorm)
     channels = [body.inplanes // 8 * 2**level for level in range(4)]
     return BackboneWithFPN(body, {f"layer{i + 1}": str(i) for i in range(4)}, channels, config.pyramid)
 

@@ -147,9 +147,6 @@ class RegionLoss(nn.Module):
         """
         class_logits = _check.floating("class_logits", class_logits, ndim=2)
         _check.per_row("labels", labels, "class_logits", class_logits)
-        memory = self.ranking.memory
-        if memory.position.device != class_logits.device:
-            memory.to(class_logits.device)  # it was made, or loaded, elsewhere
         with torch.autocast(class_logits.device.type, enabled=False):
             logits = class_logits if class_logits.dtype == torch.float64 else class_logits.float()
             classes = torch.arange(1, logits.shape[1], device=logits.device)

@@ -15,7 +15,7 @@ from torchvision.models.detection.roi_heads import RoIHeads
 
 from rankgrad.cuda_graphs import Graphed
 from rankgrad.detection.inference import detections_of
-from rankgrad.detection.region_loss import padded
+from rankgrad.detection.region_loss import RegionLoss, padded
 
 #: Attributes that hold what the drop-in needs. They are no submodules: the state_dict stays torchvision's.
 LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
@@ -67,19 +67,20 @@ class RankingHeads:
             hook.remove()
 
     def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
-        """The given loss. On a GPU it is recorded and replayed, so batches get the same number of regions."""
+        """The given loss. Where it is recorded and replayed, batches get the same number of regions."""
         together = torch.cat(labels)
         inputs: tuple[Tensor, ...] = (class_logits, together)
         loss: nn.Module = self.__dict__[LOSS]
         replayed: nn.Module = self.__dict__[REPLAYED]
         if not loss.training:
             loss.train()
-        if not isinstance(replayed, Graphed):
-            if any(one.numel() and one.device != class_logits.device for one in loss.buffers()):
-                loss.to(class_logits.device)
-        elif class_logits.is_cuda:
-            most = len(labels) * self.fg_bg_sampler.batch_size_per_image
-            inputs = padded(class_logits, together, max(most, len(class_logits)))
+        if type(loss) is RegionLoss:
+            loss.ranking.memory.follow(class_logits.device)
+            if cast(Graphed, replayed).replays(*inputs):
+                most = len(labels) * self.fg_bg_sampler.batch_size_per_image
+                inputs = padded(class_logits, together, max(most, len(class_logits)))
+        elif any(one.numel() and one.device != class_logits.device for one in loss.buffers()):
+            loss.to(class_logits.device)
         return cast(Tensor, replayed(*inputs))
 
     def postprocess_detections(

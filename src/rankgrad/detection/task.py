@@ -165,8 +165,8 @@ class DetectionTask:
         self._standing: tuple[dict[str, Tensor], dict[str, Detections], dict[str, Standing]] | None = None
 
     def compiled(self, network: nn.Module, mode: str | None) -> nn.Module:
-        """The same network, whose features are compiled."""
-        self.network.compile_features(mode)
+        """The same network, whose features are compiled; no mode suits batches of many shapes."""
+        self.network.compile_features()
         return network
 
     def parameter_groups(self) -> list[dict[str, Any]]:

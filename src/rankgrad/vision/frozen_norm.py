@@ -47,7 +47,7 @@ def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
     return scale, shift if norm.bias is None else shift + norm.bias
 
 
-class _Carried:
+class Carried:
     """In front of a norm's class: its work is done elsewhere."""
 
     carrier: tuple[_CarryingConv] | tuple[()] = ()  # whose constants are made of this norm
@@ -61,11 +61,8 @@ class _Carried:
             conv.make_constants()
 
 
-class _CarriedBatchNorm(_Carried, nn.BatchNorm2d):
+class CarriedBatchNorm(Carried, nn.BatchNorm2d):
     """A class of the module, so that a network can be pickled."""
-
-
-_CARRIED: dict[type, type] = {nn.BatchNorm2d: _CarriedBatchNorm}
 
 
 class _Tracer(fx.Tracer):
@@ -79,7 +76,9 @@ class _Tracer(fx.Tracer):
         return isinstance(m, self.norm) or super().is_leaf_module(m, module_qualified_name)
 
 
-def carry_frozen_norms(network: nn.Module, norm: type[nn.Module] = nn.BatchNorm2d) -> int:
+def carry_frozen_norms(
+    network: nn.Module, norm: type[nn.Module] = nn.BatchNorm2d, carried: type[Carried] = CarriedBatchNorm
+) -> int:
     """Let convolutions carry the frozen norms that directly follow them, in place; returns how many.
 
     Only where each of the two is called once and nobody else sees the convolution's output. A network that
@@ -89,6 +88,7 @@ def carry_frozen_norms(network: nn.Module, norm: type[nn.Module] = nn.BatchNorm2
         network: Whose norms, all of them, are and stay frozen. What their buffers hold may be loaded anew
             (``load_state_dict``), but not written by hand afterwards.
         norm: Their class, with what ``nn.BatchNorm2d`` has of parameters and statistics.
+        carried: :class:`Carried` and that class.
     """
     try:
         graph = _Tracer(norm).trace(network)
@@ -97,7 +97,7 @@ def carry_frozen_norms(network: nn.Module, norm: type[nn.Module] = nn.BatchNorm2
     modules = dict(network.named_modules())
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times = {target: sum(node.target == target for node in calls) for target in {node.target for node in calls}}
-    carried = 0
+    pairs = 0
     for node in calls:
         before = node.args[0] if node.args else None
         if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
@@ -106,17 +106,14 @@ def carry_frozen_norms(network: nn.Module, norm: type[nn.Module] = nn.BatchNorm2
         plain = type(behind) is norm and type(conv) is nn.Conv2d and conv.padding_mode == "zeros"
         known = getattr(behind, "running_var", None) is not None
         if plain and known and times[node.target] == times[before.target] == 1:
-            _pair(conv, behind)
-            carried += 1
-    return carried
+            _pair(conv, behind, carried)
+            pairs += 1
+    return pairs
 
 
-def _pair(conv: Any, norm: Any) -> None:
+def _pair(conv: Any, norm: Any, carried: type[Carried]) -> None:
     # Another class for the same objects: parameters, buffers, hooks and names stay what they are.
-    kind = type(norm)
-    if kind not in _CARRIED:
-        _CARRIED[kind] = type(f"Carried{kind.__name__}", (_Carried, kind), {})
-    conv.__class__, norm.__class__ = _CarryingConv, _CARRIED[kind]
+    conv.__class__, norm.__class__ = _CarryingConv, carried
     conv.carried = (norm,)
     for name in ("constant_scale", "constant_shift"):
         conv.register_buffer(name, None, persistent=False)
