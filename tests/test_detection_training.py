@@ -357,6 +357,19 @@ def test_what_the_loss_costs(monkeypatch):
     assert all(took > 0 for took in alone.values())
 
 
+def test_the_cost_takes_one_setting(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(voc_cost, "measure", lambda compiled: f"compiled: {compiled}")
+    for settings in ([], ["compile=true"]):
+        monkeypatch.setattr(sys, "argv", ["voc", "--cost", "--out", str(tmp_path), *settings])
+        voc.main()
+    assert (tmp_path / "cost.md").read_text() == "compiled: False"
+    assert (tmp_path / "cost-compiled.md").read_text() == "compiled: True"
+    monkeypatch.setattr(sys, "argv", ["voc", "--cost", "--out", str(tmp_path), "compile=True"])
+    with pytest.raises(SystemExit):
+        voc.main()
+    assert "--cost takes compile=true or nothing, received ['compile=True']" in capsys.readouterr().err
+
+
 def test_a_checkpoint_is_judged_on_its_own_classes(trained, tmp_path):
     other = scenes.voc_set(tmp_path / "other")
     for path in other.rglob("*.xml"):

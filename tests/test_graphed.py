@@ -8,6 +8,7 @@ import torch
 
 import rankgrad
 from rankgrad import cuda_graphs
+from rankgrad.detection import RegionLoss
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -235,3 +236,19 @@ def test_parameters_in_another_place_make_a_new_recording(replays_on_the_cpu):
         twin.loss.lam = lam
         twin(*batch(12, 0, "cpu"))
     assert len(twin._recordings) == 2
+
+
+def test_settings_and_memory_far_below_are_seen(replays_on_the_cpu):
+    loss = rankgrad.graphed(RegionLoss(memory=1))
+
+    def kinds():
+        loss(torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 3, 0, 1]))
+        return len(loss._recordings)
+
+    kinds()  # the memory gets its form
+    before = kinds()
+    loss.loss.ranking.lam = 3.0
+    assert kinds() == before + 1
+    loss.loss.ranking.memory = rankgrad.ScoreMemory(2)
+    kinds()
+    assert kinds() == before + 3  # empty, then with a form
