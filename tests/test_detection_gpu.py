@@ -76,7 +76,7 @@ def test_a_recorded_loss_is_the_loss(form, memory):
         values, gradients = [], []
         for loss in (eager, recorded):
             x = logits.clone().requires_grad_()
-            value = loss(*((x, labels) if loss is eager else padded(x, labels, 64)))
+            value = loss(*((x, labels) if loss is eager or count == 64 else padded(x, labels, 64)))
             (3 * value).backward()
             values.append(value.detach())
             gradients.append(x.grad)

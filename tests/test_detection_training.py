@@ -112,8 +112,8 @@ def test_regions_that_were_added_have_no_gradient_size(root):
     task = DetectionTask(config, torch.device("cpu"))
     logits, labels = torch.randn(20, 4, requires_grad=True), torch.randint(0, 4, (20,))
     sizes = []
-    for count in (20, 32):
-        task._watch_ranking(task.loss, padded(logits, labels, count))
+    for inputs in ((logits, labels), padded(logits, labels, 32)):
+        task._watch_ranking(task.loss, inputs)
         sizes.append(task.parts["logit_gradient_ce"])
     torch.testing.assert_close(*sizes)
 

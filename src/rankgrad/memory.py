@@ -58,11 +58,11 @@ class _Ring(nn.Module):
                 grown[:, : ring.shape[1]] = ring
                 setattr(self, name, grown)
 
-    @torch.inference_mode(False)
     def follow(self, device: torch.device) -> None:
         """Go to where the batches are, if it was made or loaded elsewhere."""
         if self.position.device != device:
-            self.to(device)
+            with torch.inference_mode(False):
+                self.to(device)
 
     def _check_fits(self, name: str, value: Tensor) -> None:
         """Require rows of the form the memory holds."""

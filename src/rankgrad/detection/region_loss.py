@@ -167,11 +167,9 @@ class RegionLoss(nn.Module):
         return f"rank={self.rank!r}, weight={self.weight}, cross_entropy={self.cross_entropy}"
 
 
-def padded(class_logits: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, ...]:
-    """Logits and labels of so many rows, and a mask where some had to be added."""
+def padded(class_logits: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, labels and a mask of so many rows."""
     more = rows - len(class_logits)
-    if not more:  # the usual case
-        return class_logits, labels
     mask = torch.arange(rows, device=class_logits.device) < len(class_logits)
     return (
         torch.cat([class_logits, class_logits.new_zeros(more, class_logits.shape[1])]),

@@ -76,9 +76,9 @@ class RankingHeads:
             loss.train()
         if type(loss) is RegionLoss:
             loss.ranking.memory.follow(class_logits.device)
-            if cast(Graphed, replayed).replays(*inputs):
-                most = len(labels) * self.fg_bg_sampler.batch_size_per_image
-                inputs = padded(class_logits, together, max(most, len(class_logits)))
+            most = len(labels) * self.fg_bg_sampler.batch_size_per_image
+            if len(together) < most and cast(Graphed, replayed).replays(*inputs):
+                inputs = padded(class_logits, together, most)
         elif any(one.numel() and one.device != class_logits.device for one in loss.buffers()):
             loss.to(class_logits.device)
         return cast(Tensor, replayed(*inputs))
