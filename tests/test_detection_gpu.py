@@ -22,6 +22,13 @@ import scenes
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
+def network(regions, short=600, long=1000, **options):
+    """A detector of two classes on the CPU, the same in every call."""
+    settings = Model(weights="none", **options), View(short=short, long=long)
+    net, _ = model.build(*settings, regions=regions, classes=["a", "b"], seed=0)
+    return net
+
+
 def test_the_canvas():
     pictures, flips = Ragged.of(random_pictures()), torch.tensor([True, False, True, False])
     view = View(short=60, long=100)
@@ -39,13 +46,7 @@ def test_suppression():
 
 @pytest.mark.parametrize("scores", ["odds", "softmax"])
 def test_detections(scores):
-    net, _ = model.build(
-        Model(backbone="tiny", weights="none", pyramid=16, hidden=32),
-        View(),
-        regions=16,
-        classes=["a", "b"],
-        seed=0,
-    )
+    net = network(16, backbone="tiny", pyramid=16, hidden=32)
     generator = torch.Generator().manual_seed(0)
     proposals = [random_boxes(50, seed=1), random_boxes(20, seed=2)]
     logits = torch.randn(70, 3, generator=generator)
@@ -89,13 +90,7 @@ def test_a_recorded_loss_is_the_loss(form, memory):
 
 
 def test_a_step_in_half_precision():
-    net, _ = model.build(
-        Model(backbone="resnet18", weights="none", proposals=200),
-        View(short=128, long=256),
-        regions=64,
-        classes=["a", "b"],
-        seed=0,
-    )
+    net = network(64, 128, 256, backbone="resnet18", proposals=200)
     net = net.cuda().to(memory_format=torch.channels_last).train()
     pictures = torch.randn(2, 3, 128, 160, device="cuda").contiguous(memory_format=torch.channels_last)
     boxes = torch.tensor([[10.0, 10.0, 60.0, 70.0]], device="cuda")
@@ -117,13 +112,7 @@ def test_a_run(tmp_path):
 
 def test_a_memory_that_was_loaded_on_the_cpu_follows_the_logits():
     first, second = (RegionLoss(memory=2) for _ in range(2))
-    net, _ = model.build(
-        Model(backbone="tiny", weights="none", pyramid=16, hidden=16, proposals=60),
-        View(short=64, long=96),
-        regions=32,
-        classes=["a"],
-        seed=0,
-    )
+    net = network(32, 64, 96, backbone="tiny", pyramid=16, hidden=16, proposals=60)
     net = net.cuda().train()
     pictures = torch.randn(2, 3, 64, 64, device="cuda")
     targets = [{"boxes": torch.tensor([[5.0, 5.0, 40.0, 50.0]]).cuda(), "labels": torch.tensor([1]).cuda()}] * 2
@@ -140,13 +129,7 @@ def test_compiled_features_on_many_canvases():
     """Compiled, shapes in turns, with updates in between: the steps of a plain network."""
     nets = []
     for _ in range(2):
-        net, _ = model.build(
-            Model(backbone="resnet18", weights="none", proposals=100, pyramid=64, hidden=64),
-            View(short=128, long=256),
-            regions=32,
-            classes=["a"],
-            seed=0,
-        )
+        net = network(32, 128, 256, backbone="resnet18", proposals=100, pyramid=64, hidden=64)
         nets.append(net.cuda().to(memory_format=torch.channels_last).train())
     nets[1].compile_features()
     steppers = [torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1e-3) for net in nets]

@@ -154,7 +154,7 @@ def test_compiled_features_learn_the_same(root, trained, tmp_path, monkeypatch):
         return graph
 
     monkeypatch.setattr(torch.nn.Module, "compile", without_a_compiler)
-    monkeypatch.setattr(Trainer, "_wrapped", lambda self: self.task.compiled(self.task.network, "reduce-overhead"))
+    monkeypatch.setattr(Trainer, "_wrapped", lambda self: self.task.compiled(self.task.network))
     folder, _ = run.run("voc", [*SMALL, f"data.root={root}"], out=str(tmp_path / "compiled"))
     # pyramid and head; the head once more, because 16 pixels are taken for the 16 channels
     assert traced == [True] * 3

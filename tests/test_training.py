@@ -312,6 +312,9 @@ def test_what_is_compiled_is_recorded_in_one_process(tmp_path, monkeypatch, seve
     task = subject.build(config, torch.device("cpu"))
     trainer = Trainer(task, config, tmp_path, torch.device("cpu"))
     assert task.same_shapes and torch.backends.cudnn.benchmark
+    task.same_shapes = False  # as a detector's
+    Trainer(task, config, tmp_path, torch.device("cpu"))
+    assert not torch.backends.cudnn.benchmark
     monkeypatch.setattr(torch, "compile", lambda network, mode: (network, mode))
     assert trainer._wrapped() is task.network  # on a CPU nothing is compiled
     trainer.device = torch.device("cuda")

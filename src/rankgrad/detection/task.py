@@ -164,8 +164,8 @@ class DetectionTask:
             self.network.roi_heads.box_predictor.register_forward_hook(self._watch_cross_entropy)
         self._standing: tuple[dict[str, Tensor], dict[str, Detections], dict[str, Standing]] | None = None
 
-    def compiled(self, network: nn.Module, mode: str | None) -> nn.Module:
-        """The same network, whose features are compiled; no mode suits batches of many shapes."""
+    def compiled(self, network: nn.Module) -> nn.Module:
+        """The same network, whose features are compiled."""
         self.network.compile_features()
         return network
 
