@@ -5,23 +5,42 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection._utils import Matcher
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.ops import FrozenBatchNorm2d
 
 from rankgrad import graphed
-from rankgrad.detection import RegionLoss, use_ranking_loss
+from rankgrad.detection import RegionLoss, ranking_loss, use_ranking_loss
 from rankgrad.detection.config import Model, View
-from rankgrad.detection.model import build
+from rankgrad.detection.model import Detector, build
 from rankgrad.training import machine, optim
 from rankgrad.training.config import Optim
 
 PICTURES, REGIONS, CLASSES, MEMORY = 8, 512, 20, 7
-#: Canvases of the benchmark's small pictures (short side 360) and of the recipe's (600).
-SIDES = ((384, 480), (608, 800))
+
+
+class Subject(NamedTuple):
+    """A detector whose steps are timed."""
+
+    backbone: str
+    canvas: tuple[int, int]
+    stock: bool  # torchvision's own, with the drop-in; or the recipes'
+
+
+#: The benchmark's small pictures (short side 360), the recipe's (600), and torchvision's own (800).
+SUBJECTS = (
+    Subject("resnet50", (384, 480), stock=False),
+    Subject("resnet50", (608, 800), stock=False),
+    Subject("resnet50", (800, 1088), stock=True),
+)
 #: Cross entropy twice: what the second takes more than the first says what differences are worth.
 LOSSES = ("cross entropy", "cross entropy again", "ranking")
 
@@ -40,24 +59,39 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+def _ours(subject: Subject) -> Detector:
+    view = View(short=min(subject.canvas), long=max(subject.canvas))
+    classes = [str(i) for i in range(CLASSES)]
+    model = Model(backbone=subject.backbone, weights="none")
+    return build(model, view, regions=REGIONS, classes=classes, seed=0)[0]
+
+
+def _stock(subject: Subject) -> FasterRCNN:
+    """As ``fasterrcnn_resnet50_fpn`` makes it around pretrained weights, without them."""
+    torch.manual_seed(0)
+    backbone = resnet_fpn_backbone(
+        backbone_name=subject.backbone, weights=None, norm_layer=FrozenBatchNorm2d, trainable_layers=3
+    )
+    short, long = min(subject.canvas), max(subject.canvas)
+    return FasterRCNN(backbone, 1 + CLASSES, min_size=short, max_size=long, box_batch_size_per_image=REGIONS)
+
+
 class _Training:
     """A detector with made-up pictures that takes steps with one loss or the other.
 
     One network for all: two with the same loss differ by as much, in where their tensors lie, as two losses do.
     """
 
-    def __init__(self, side: tuple[int, int], backbone: str, device: torch.device, *, compiled: bool) -> None:
+    def __init__(self, subject: Subject, device: torch.device, *, compiled: bool) -> None:
         self.device, self.precision = device, "bf16" if device.type == "cuda" else "fp32"
-        network, _ = build(
-            Model(backbone=backbone, weights="none"),
-            View(short=min(side), long=max(side)),
-            regions=REGIONS,
-            classes=[str(i) for i in range(CLASSES)],
-            seed=0,
-        )
+        self.subject, side = subject, subject.canvas
+        network = _stock(subject) if subject.stock else _ours(subject)
         self.network = network.to(device, memory_format=torch.channels_last).train()
         if compiled:
             self.network.compile_features()
+        # A trained RPN finds as many foreground regions as are sampled, a quarter; a random one a few: so whatever
+        # touches an object counts.
+        network.roi_heads.proposal_matcher = Matcher(0.02, 0.02, allow_low_quality_matches=False)
         self.heads = {False: type(network.roi_heads)}
         use_ranking_loss(self.network, memory=MEMORY)
         self.heads[True] = type(network.roi_heads)
@@ -67,12 +101,25 @@ class _Training:
         draw = torch.Generator().manual_seed(0)
         pictures = torch.randn(PICTURES, 3, *side, generator=draw).to(device)
         self.pictures = pictures.contiguous(memory_format=torch.channels_last)
-        self.sizes, self.targets = [side] * PICTURES, []
+        self.targets = []
         for _ in range(PICTURES):
             corner = torch.rand(4, 2, generator=draw) * torch.tensor(side[::-1]) * 0.5
             boxes = torch.cat([corner, corner + 0.3 * min(side)], dim=1).to(device)
             labels = torch.randint(1, CLASSES + 1, (4,), generator=draw).to(device)
             self.targets.append({"boxes": boxes, "labels": labels})
+
+    def losses(self) -> dict[str, Tensor]:
+        """Forward."""
+        if self.subject.stock:
+            return self.network(list(self.pictures), self.targets)  # type: ignore[no-any-return]
+        sizes = [self.subject.canvas] * PICTURES
+        return self.network(self.pictures, sizes, self.targets)  # type: ignore[no-any-return]
+
+    def foreground(self) -> float:
+        """The share of foreground among the sampled regions."""
+        self.network.roi_heads.__class__ = self.heads[True]
+        held = ranking_loss(self.network).ranking.memory
+        return float(held.candidates()[1].any(1).float().mean())
 
     def step(self, loss: str, number: int) -> float:
         """Forward, backward and update; milliseconds."""
@@ -83,8 +130,7 @@ class _Training:
     def _step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         with optim.autocast(self.precision, self.device):
-            losses = self.network(self.pictures, self.sizes, self.targets)
-            total = torch.stack([value.float() for value in losses.values()]).sum()
+            total = torch.stack([value.float() for value in self.losses().values()]).sum()
         total.backward()
         self.optimizer.step()
 
@@ -157,13 +203,7 @@ def _alone(times: int, device: torch.device) -> dict[str, list[float]]:
     return found
 
 
-def measure(
-    sides: tuple[tuple[int, int], ...] = SIDES,
-    backbone: str = "resnet50",
-    times: int = 150,
-    *,
-    compiled: bool = False,
-) -> str:
+def measure(subjects: Sequence[Subject] = SUBJECTS, times: int = 150, *, compiled: bool = False) -> str:
     """Time whole training steps with both losses, and the losses alone; a text with the numbers."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = machine.describe(device)
@@ -171,23 +211,29 @@ def measure(
         f"# What the ranking loss adds to a training step: {PICTURES} pictures x {REGIONS} regions x {CLASSES} "
         f"classes, memory {MEMORY}",
         "",
-        f"{about['hardware']}. {about['versions']}. {about['started']}. Faster R-CNN {backbone} FPN, "
+        f"{about['hardware']}. {about['versions']}. {about['started']}. Faster R-CNN with FPN, "
         f"{'features compiled' if compiled else 'nothing compiled'}, bf16 on a "
         f"GPU; forward, backward and update; {times} steps with each loss in turns, one network, same random "
         "regions. Medians; differences step by step (median, middle half), between the means of the fastest "
         "quarter of the steps, and in the time that the GPU computes.",
         "",
-        "| canvas | loss | step, ms | more, ms | more, fastest steps, ms | GPU kernels, ms | more kernels, ms |",
-        "|---|---|---|---|---|---|---|",
+        "| detector | canvas | loss | step, ms | more, ms | more, fastest steps, ms | GPU kernels, ms "
+        "| more kernels, ms |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for side in sides:
-        training = _Training(side, backbone, device, compiled=compiled)
+    for subject in subjects:
+        if compiled and subject.stock:
+            continue
+        training = _Training(subject, device, compiled=compiled)
         steps = _steps(training, times)
         kernels = {name: _kernels(training, name) for name in LOSSES} if device.type == "cuda" else {}
+        maker = "torchvision's" if subject.stock else "the recipes'"
+        of = f"{maker} {subject.backbone}, {100 * training.foreground():.0f} % foreground"
         for name in steps:
             told = " | " if name == "cross entropy" else _more(steps, name)
             step = f"{statistics.median(steps[name]):.2f}"
-            lines.append(f"| {side[0]} x {side[1]} | {name} | {step} | {told} | {_more_kernels(kernels, name)} |")
+            canvas = f"{subject.canvas[0]} x {subject.canvas[1]}"
+            lines.append(f"| {of} | {canvas} | {name} | {step} | {told} | {_more_kernels(kernels, name)} |")
     lines += ["", "| loss alone, forward and backward | ms |", "|---|---|"]
     lines += [f"| {name} | {statistics.median(found):.3f} |" for name, found in _alone(times, device).items()]
     return "\n".join([*lines, ""])

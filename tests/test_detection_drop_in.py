@@ -407,12 +407,27 @@ def test_half_precision_has_no_ties():
             return super().forward(class_logits, labels, mask)
 
     model = use_ranking_loss(detector(), Spy())
+    computed = []
+    model.roi_heads.box_predictor.cls_score.register_forward_hook(lambda *call: computed.append(call[-1].dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = losses_of(model)
+        assert torch.is_autocast_enabled("cpu")
+    assert computed == [torch.float32]  # not in half precision first
     assert seen["logits"].dtype == torch.float32
     assert not torch.equal(seen["logits"], seen["logits"].bfloat16().float())
     sum(losses.values()).backward()
     assert float(model.roi_heads.box_predictor.cls_score.weight.grad.abs().sum()) > 0
+
+
+def test_a_predictor_that_fails_leaves_autocast_as_it_was():
+    model = use_ranking_loss(detector())
+    model.roi_heads.box_predictor = nn.Linear(3, 5)  # does not fit
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            losses_of(model)
+        assert torch.is_autocast_enabled("cpu")
+    assert not model.roi_heads.box_predictor._forward_hooks
+    assert not model.roi_heads.box_predictor._forward_pre_hooks
 
 
 def test_without_torchvision():

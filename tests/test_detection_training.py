@@ -341,17 +341,24 @@ def test_what_the_loss_costs(monkeypatch):
     monkeypatch.setattr(voc_cost, "PICTURES", 1)
     monkeypatch.setattr(voc_cost, "REGIONS", 16)
     monkeypatch.setattr(voc_cost, "MEMORY", 1)
-    text = voc_cost.measure(((64, 64),), "tiny", times=2)
+    ours, stock = (
+        voc_cost.Subject("tiny", (64, 64), stock=False),
+        voc_cost.Subject("resnet18", (64, 96), stock=True),
+    )
+    text = voc_cost.measure((ours, stock), times=2)
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")
     ]
-    steps = {loss: cells for canvas, loss, *cells in (row for row in rows if len(row) == 7) if canvas == "64 x 64"}
-    assert list(steps) == ["cross entropy", "cross entropy again", "ranking"]
-    before, *empty = steps.pop("cross entropy")
-    assert not any(empty)  # on a CPU there are no kernels either
-    for after, more, *_ in steps.values():
-        difference = float(after) - float(before)
-        assert float(more.split(",")[0]) == pytest.approx(difference, abs=0.02)  # of two pairs, medians are means
+    for maker, canvas in (("the recipes' tiny", "64 x 64"), ("torchvision's resnet18", "64 x 96")):
+        found = [row for row in rows if len(row) == 8 and row[1] == canvas]
+        assert {row[0] for row in found} == {f"{maker}, 25 % foreground"}
+        steps = {loss: cells for _, _, loss, *cells in found}
+        assert list(steps) == ["cross entropy", "cross entropy again", "ranking"]
+        before, *empty = steps.pop("cross entropy")
+        assert not any(empty)  # on a CPU there are no kernels either
+        for after, more, *_ in steps.values():
+            difference = float(after) - float(before)
+            assert float(more.split(",")[0]) == pytest.approx(difference, abs=0.02)  # of two, medians are means
     alone = {row[0]: float(row[1]) for row in rows if len(row) == 2 and "alone" not in row[0]}
     assert list(alone) == ["cross entropy", "ranking", "ranking, not recorded"]
     assert all(took > 0 for took in alone.values())

@@ -27,6 +27,7 @@ pytestmark = [
 def _small(monkeypatch):
     """Few chunks and programs: the interpreter runs programs one after another."""
     monkeypatch.setattr(long, "_CHUNKS", 4)
+    monkeypatch.setattr(long, "_TERMS_BLOCK", 16)  # several chunks a program for few relevant items, or blocks
     monkeypatch.setattr(long, "_STREAMS", 2)
     long._plan.cache_clear()
 

@@ -7,6 +7,7 @@ detections. torchvision's own ``forward`` runs as it is; its cross entropy is co
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, cast
 
 import torch
@@ -19,19 +20,6 @@ from rankgrad.detection.region_loss import RegionLoss, padded
 
 #: Attributes that hold what the drop-in needs. They are no submodules: the state_dict stays torchvision's.
 LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
-
-
-def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    """What a predictor said; class logits computed in half precision are computed again in float32.
-
-    bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can.
-    """
-    if output[0].dtype not in (torch.float16, torch.bfloat16) or not torch.is_autocast_enabled(
-        output[0].device.type
-    ):
-        return output
-    with torch.autocast(output[0].device.type, enabled=False):
-        return module.forward(*(value.float() if isinstance(value, Tensor) else value for value in inputs))
 
 
 class RankingHeads:
@@ -51,20 +39,30 @@ class RankingHeads:
         """As in torchvision, with our loss under ``loss_classifier``."""
         seen: list[Tensor] = []
 
-        def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-            output = in_float32(module, inputs, output)
-            seen.append(output[0])
-            return output
+        def without_autocast(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+            # bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can
+            device = inputs[0].device.type
+            if not torch.is_autocast_enabled(device):
+                return None
+            precision.enter_context(torch.autocast(device, enabled=False))
+            return tuple(value.float() if isinstance(value, Tensor) else value for value in inputs)
 
-        hook = self.box_predictor.register_forward_hook(look)
-        try:
-            result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
-            if self.training:
-                losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
-            return result, losses
-        finally:
-            self.__dict__.pop("_sampled_labels", None)
-            hook.remove()
+        def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            precision.close()
+            seen.append(output[0])
+
+        predictor = self.box_predictor
+        hooks = predictor.register_forward_pre_hook(without_autocast), predictor.register_forward_hook(look)
+        with contextlib.ExitStack() as precision:
+            try:
+                result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
+                if self.training:
+                    losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
+                return result, losses
+            finally:
+                self.__dict__.pop("_sampled_labels", None)
+                for hook in hooks:
+                    hook.remove()
 
     def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
         """The given loss. Where it is recorded and replayed, batches get the same number of regions."""

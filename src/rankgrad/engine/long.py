@@ -13,12 +13,13 @@ from rankgrad.engine.launching import Launcher, Plan, kinds, programs
 from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
 
-_CHUNKS = 256
+_CHUNKS, _TERMS_BLOCK = 256, 512
 _SORT_BLOCK, _MERGE_PIECE = 1024, 512
 _SORTERS = 2  # programs a processor that wait for each other: all must run at once (an H200 has room for 2)
 _sorters: dict[torch.device, int] = {}  # devices that had room for fewer
 _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream
+_GATHERERS = 4  # programs a processor that gather, where there are so many items
 _ROOM = 1 << 20  # for private copies of the counts
 _GIVEN, _EMIT = 5, 6  # what `terms` does besides the named forms
 
@@ -41,6 +42,9 @@ class _Plan(Plan):
             self.cells *= 2
         self.processors = programs(device)
         self.streams = max(1, _STREAMS * self.processors // rows)
+        self.gathered = 16384  # items at a time: an addition of all programs to one number for each block
+        while self.gathered > 1024 and rows * -(-n // self.gathered) < _GATHERERS * self.processors:
+            self.gathered //= 2
         self.room = max(1, _ROOM // rows)
         self.words, self.loose = (self.part(torch.int64, rows * slots) for _ in range(2))
         self.levels = self.part(torch.float32, rows * slots)
@@ -91,7 +95,7 @@ class Long:
         plan = self.plan
         self.launch(
             self.kernels.gather, (plan.streams, plan.rows), self.scores, self.relevance, self.mask, plan.loose,
-            self.state, plan.n, self.half, plan.slots, MASKED=self.masked, BLOCK=16384, warps=8,
+            self.state, plan.n, self.half, plan.slots, MASKED=self.masked, BLOCK=plan.gathered, warps=8,
         )  # fmt: skip
         self.launch(
             self.kernels.count_lists, (self.calls, 1), self.state, self.lists, self.items, plan.n, self.per_call,
@@ -161,7 +165,7 @@ class Long:
             self.state if changes is None else changes, plan.partial if steps is None else steps,
             plan.partial if above is None else above, plan.partial if position is None else position,
             plan.n, plan.slots, 0 if tables is None else tables.shape[1], bits(lam), self.per_call,
-            FORM=form, MOVE=changes is not None, MASKED=self.masked, CHUNKS=_CHUNKS, BLOCK=1024, warps=8,
+            FORM=form, MOVE=changes is not None, MASKED=self.masked, CHUNKS=_CHUNKS, BLOCK=_TERMS_BLOCK, warps=8,
         )  # fmt: skip
 
     def losses(self) -> Tensor:
@@ -173,7 +177,7 @@ class Long:
         plan = self.plan
         self.launch(
             self.kernels.settle, (_CHUNKS, plan.rows), plan.words, plan.totals, plan.chunk_sums, self.state,
-            changes, plan.n, plan.slots, CHUNKS=_CHUNKS, BLOCK=1024, warps=8,
+            changes, plan.n, plan.slots, CHUNKS=_CHUNKS, BLOCK=_TERMS_BLOCK, warps=8,
         )  # fmt: skip
 
     def poison(self) -> Tensor:

@@ -298,10 +298,18 @@ def sum_counts(
 
 
 @triton.jit
-def _before(chunk_sums, row, CHUNKS: tl.constexpr):
-    """The sum of all chunks before this program's."""
-    chunk = tl.arange(0, CHUNKS)
-    return tl.sum(tl.load(chunk_sums + row * CHUNKS + chunk, mask=chunk < tl.program_id(0), other=0))
+def _share(chunk_sums, row, p, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    """The places of this program, from ``low`` to ``high``, and the sum of all before them.
+
+    As many chunks as fill a block: of short lists the first programs take all, the others nothing.
+    """
+    chunk = tl.cdiv(p + 1, CHUNKS)
+    many = tl.maximum(tl.full([], BLOCK, tl.int64) // chunk, 1)
+    first = tl.program_id(0) * many
+    low = tl.minimum(first * chunk, p + 1)
+    high = tl.minimum(low + many * chunk, p + 1)
+    before = tl.arange(0, CHUNKS)
+    return low, high, tl.sum(tl.load(chunk_sums + row * CHUNKS + before, mask=before < first, other=0))
 
 
 @triton.jit(do_not_specialize=["n_weights", "lam_bits"])
@@ -320,7 +328,7 @@ def terms(
     p = tl.minimum(found, slots)
     words += row * slots
     loose += row * slots
-    total = _before(chunk_sums, row, CHUNKS)
+    low, high, total = _share(chunk_sums, row, p, CHUNKS, BLOCK)
     lam = as_float64(lam_bits)
     items = tl.full([], 0, tl.int64) + n
     if MASKED:
@@ -331,9 +339,6 @@ def terms(
         / tl.maximum(tl.load(lists + row // per_call), 1).to(tl.float64)
         / tl.maximum(p, 1).to(tl.float64)
     )
-    chunk = tl.cdiv(p + 1, CHUNKS)
-    low = tl.program_id(0) * chunk
-    high = tl.minimum(low + chunk, p + 1)
     loss = tl.full([], 0.0, tl.float64)
     for start in range(low, high, BLOCK):
         slot = start + tl.arange(0, BLOCK)
@@ -376,10 +381,7 @@ def settle(words, totals, chunk_sums, state, changes, n, slots, CHUNKS: tl.const
     """The relevant items' rank changes: their new rank minus the old one that stands in its place."""
     row = tl.program_id(1).to(tl.int64)
     p = tl.minimum(tl.load(state + row * STATE), slots)
-    total = _before(chunk_sums, row, CHUNKS)
-    chunk = tl.cdiv(p + 1, CHUNKS)
-    low = tl.program_id(0) * chunk
-    high = tl.minimum(low + chunk, p + 1)
+    low, high, total = _share(chunk_sums, row, p, CHUNKS, BLOCK)
     for start in range(low, high, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         inside = slot < high

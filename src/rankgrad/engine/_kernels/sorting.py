@@ -9,7 +9,7 @@ import triton.language as tl
 
 from rankgrad.engine._kernels.words import NO_WORD, STATE, span
 
-PAIRS = tl.constexpr(4096)  # up to this many relevant items, comparing all pairs is the quicker sort
+PAIRS = tl.constexpr(8192)  # up to this many relevant items, comparing all pairs is the quicker sort
 WAYS = tl.constexpr(4)  # runs that are merged at once
 
 
@@ -23,12 +23,12 @@ def rank_by_pairs(loose, words, state, slots, BLOCK: tl.constexpr, TILE: tl.cons
         for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
             at = span(block, BLOCK)
             own = tl.load(loose + at, mask=at < p, other=NO_WORD)
-            rank = tl.zeros([BLOCK], tl.int32)
+            smaller = tl.zeros([BLOCK, TILE], tl.int32)
             for start in range(0, p, TILE):
                 other_at = start + tl.arange(0, TILE)
                 other = tl.load(loose + other_at, mask=other_at < p, other=NO_WORD)
-                rank += tl.sum((other[None, :] < own[:, None]).to(tl.int32), 1)
-            tl.store(words + rank, own, mask=at < p)
+                smaller += (other[None, :] < own[:, None]).to(tl.int32)
+            tl.store(words + tl.sum(smaller, 1), own, mask=at < p)
 
 
 @triton.jit
