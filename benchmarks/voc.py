@@ -4,7 +4,7 @@
         [--seeds 3] [--parallel 6] [--mps] [--epochs 5] [--minutes 9] [key=value ...]
     python -m benchmarks.voc --choose ...                  train on `train`, judge on `val`, into runs/voc-val
     python -m benchmarks.voc --table --out runs/voc        the table of what is finished
-    python -m benchmarks.voc --cost [compile=true]         what the loss adds to a training step
+    python -m benchmarks.voc --cost [--out runs/voc]       what the loss adds to a training step
 
 Every row is `rankgrad train voc07` with the settings named in the table, several at a time on one GPU, in
 processes of their own (--mps starts NVIDIA's multi-process service around them). Finished runs are not run
@@ -131,11 +131,10 @@ def main() -> None:
     if args.cost:
         from benchmarks.voc_cost import measure
 
-        if args.settings not in ([], ["compile=true"]):
-            parser.error(f"--cost takes compile=true or nothing, received {args.settings}")
-        to = args.out / ("cost-compiled.md" if args.settings else "cost.md")
-        write_text(to, measure(compiled=bool(args.settings)))
-        print(to.read_text())
+        if args.settings:
+            parser.error(f"--cost takes no settings, received {args.settings}")
+        write_text(args.out / "cost.md", measure())
+        print((args.out / "cost.md").read_text())
         return
     if not args.table:
         if args.data is None:

@@ -33,13 +33,14 @@ class Subject(NamedTuple):
     backbone: str
     canvas: tuple[int, int]
     stock: bool  # torchvision's own, with the drop-in; or the recipes'
+    times: int  # steps with each loss
 
 
 #: The benchmark's small pictures (short side 360), the recipe's (600), and torchvision's own (800).
 SUBJECTS = (
-    Subject("resnet50", (384, 480), stock=False),
-    Subject("resnet50", (608, 800), stock=False),
-    Subject("resnet50", (800, 1088), stock=True),
+    Subject("resnet50", (384, 480), stock=False, times=300),
+    Subject("resnet50", (608, 800), stock=False, times=300),
+    Subject("resnet50", (800, 1088), stock=True, times=100),
 )
 #: Cross entropy twice: what the second takes more than the first says what differences are worth.
 LOSSES = ("cross entropy", "cross entropy again", "ranking")
@@ -82,13 +83,11 @@ class _Training:
     One network for all: two with the same loss differ by as much, in where their tensors lie, as two losses do.
     """
 
-    def __init__(self, subject: Subject, device: torch.device, *, compiled: bool) -> None:
+    def __init__(self, subject: Subject, device: torch.device) -> None:
         self.device, self.precision = device, "bf16" if device.type == "cuda" else "fp32"
         self.subject, side = subject, subject.canvas
         network = _stock(subject) if subject.stock else _ours(subject)
         self.network = network.to(device, memory_format=torch.channels_last).train()
-        if compiled:
-            self.network.compile_features()
         # A trained RPN finds as many foreground regions as are sampled, a quarter; a random one a few: so whatever
         # touches an object counts.
         network.roi_heads.proposal_matcher = Matcher(0.02, 0.02, allow_low_quality_matches=False)
@@ -203,7 +202,7 @@ def _alone(times: int, device: torch.device) -> dict[str, list[float]]:
     return found
 
 
-def measure(subjects: Sequence[Subject] = SUBJECTS, times: int = 150, *, compiled: bool = False) -> str:
+def measure(subjects: Sequence[Subject] = SUBJECTS) -> str:
     """Time whole training steps with both losses, and the losses alone; a text with the numbers."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = machine.describe(device)
@@ -212,8 +211,7 @@ def measure(subjects: Sequence[Subject] = SUBJECTS, times: int = 150, *, compile
         f"classes, memory {MEMORY}",
         "",
         f"{about['hardware']}. {about['versions']}. {about['started']}. Faster R-CNN with FPN, "
-        f"{'features compiled' if compiled else 'nothing compiled'}, bf16 on a "
-        f"GPU; forward, backward and update; {times} steps with each loss in turns, one network, same random "
+        "bf16 on a GPU; forward, backward and update; steps with each loss in turns, one network, same random "
         "regions. Medians; differences step by step (median, middle half), between the means of the fastest "
         "quarter of the steps, and in the time that the GPU computes.",
         "",
@@ -222,18 +220,18 @@ def measure(subjects: Sequence[Subject] = SUBJECTS, times: int = 150, *, compile
         "|---|---|---|---|---|---|---|---|",
     ]
     for subject in subjects:
-        if compiled and subject.stock:
-            continue
-        training = _Training(subject, device, compiled=compiled)
-        steps = _steps(training, times)
+        training = _Training(subject, device)
+        steps = _steps(training, subject.times)
         kernels = {name: _kernels(training, name) for name in LOSSES} if device.type == "cuda" else {}
         maker = "torchvision's" if subject.stock else "the recipes'"
-        of = f"{maker} {subject.backbone}, {100 * training.foreground():.0f} % foreground"
+        of = f"{maker} {subject.backbone}, {100 * training.foreground():.0f} % foreground, {subject.times} steps"
         for name in steps:
             told = " | " if name == "cross entropy" else _more(steps, name)
             step = f"{statistics.median(steps[name]):.2f}"
             canvas = f"{subject.canvas[0]} x {subject.canvas[1]}"
             lines.append(f"| {of} | {canvas} | {name} | {step} | {told} | {_more_kernels(kernels, name)} |")
     lines += ["", "| loss alone, forward and backward | ms |", "|---|---|"]
-    lines += [f"| {name} | {statistics.median(found):.3f} |" for name, found in _alone(times, device).items()]
+    lines += [
+        f"| {name} | {statistics.median(found):.3f} |" for name, found in _alone(subjects[0].times, device).items()
+    ]
     return "\n".join([*lines, ""])

@@ -86,7 +86,7 @@ def test_a_recorded_loss_is_the_loss(form, memory):
         if step == 8:
             eager.reset()
             recorded.loss.reset()
-    assert any(one.replay is not None for one in recorded._recordings.values())
+    assert any(one.replay is not None for one in recorded._recordings)
 
 
 def test_a_step_in_half_precision():
@@ -123,27 +123,3 @@ def test_a_memory_that_was_loaded_on_the_cpu_follows_the_logits():
         use_ranking_loss(net, loss)
         sum(net(pictures, [(64, 64)] * 2, targets).values()).backward()
         assert loss.ranking.memory.exists.is_cuda
-
-
-def test_compiled_features_on_many_canvases():
-    """Compiled, shapes in turns, with updates in between: the steps of a plain network."""
-    nets = []
-    for _ in range(2):
-        net = network(32, 128, 256, backbone="resnet18", proposals=100, pyramid=64, hidden=64)
-        nets.append(net.cuda().to(memory_format=torch.channels_last).train())
-    nets[1].compile_features()
-    steppers = [torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1e-3) for net in nets]
-    targets = [{"boxes": torch.tensor([[5.0, 5.0, 70.0, 90.0]]).cuda(), "labels": torch.tensor([1]).cuda()}] * 2
-    for step in range(12):
-        side = [(128, 160), (160, 128), (128, 224)][step % 3]
-        pictures = torch.randn(2, 3, *side, generator=torch.Generator().manual_seed(step)).cuda()
-        totals = []
-        for net, stepper in zip(nets, steppers, strict=True):
-            torch.manual_seed(step)
-            stepper.zero_grad(set_to_none=True)
-            losses = net(pictures.contiguous(memory_format=torch.channels_last), [side] * 2, targets)
-            total = sum(losses.values())
-            total.backward()
-            stepper.step()
-            totals.append(total.detach().clone())
-        torch.testing.assert_close(*totals, rtol=2e-2, atol=1e-3)

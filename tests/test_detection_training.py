@@ -20,7 +20,6 @@ from rankgrad.detection.task import DetectionTask, read_sources
 from rankgrad.recipes import run
 from rankgrad.training import checkpoint
 from rankgrad.training.errors import UserError
-from rankgrad.training.loop import Trainer
 
 import scenes
 from runs import rows, same_weights, stop_after
@@ -139,27 +138,6 @@ def test_resume_is_exact_to_the_bit(root, trained, tmp_path, monkeypatch, stop):
     assert same_weights(folder / "last.safetensors", trained / "last.safetensors")
     assert rows(folder) == rows(trained)
     assert rows(folder, "evaluations") == rows(trained, "evaluations")
-
-
-def test_compiled_features_learn_the_same(root, trained, tmp_path, monkeypatch):
-    """Through the tracer, without waiting for a compiler: once for all canvases, and not in evaluation."""
-    traced = []
-
-    def without_a_compiler(part, dynamic):
-        assert dynamic
-        part._compiled_call_impl = torch.compile(part._call_impl, backend=note, dynamic=True)
-
-    def note(graph, inputs):
-        traced.append(torch.is_grad_enabled())
-        return graph
-
-    monkeypatch.setattr(torch.nn.Module, "compile", without_a_compiler)
-    monkeypatch.setattr(Trainer, "_wrapped", lambda self: self.task.compiled(self.task.network))
-    folder, _ = run.run("voc", [*SMALL, f"data.root={root}"], out=str(tmp_path / "compiled"))
-    # pyramid and head; the head once more, because 16 pixels are taken for the 16 channels
-    assert traced == [True] * 3
-    assert rows(folder) == rows(trained)
-    assert same_weights(folder / "last.safetensors", trained / "last.safetensors")
 
 
 def test_a_checkpoint_is_torchvisions(trained):
@@ -341,17 +319,15 @@ def test_what_the_loss_costs(monkeypatch):
     monkeypatch.setattr(voc_cost, "PICTURES", 1)
     monkeypatch.setattr(voc_cost, "REGIONS", 16)
     monkeypatch.setattr(voc_cost, "MEMORY", 1)
-    ours, stock = (
-        voc_cost.Subject("tiny", (64, 64), stock=False),
-        voc_cost.Subject("resnet18", (64, 96), stock=True),
-    )
-    text = voc_cost.measure((ours, stock), times=2)
+    ours = voc_cost.Subject("tiny", (64, 64), stock=False, times=2)
+    stock = voc_cost.Subject("resnet18", (64, 96), stock=True, times=2)
+    text = voc_cost.measure((ours, stock))
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")
     ]
     for maker, canvas in (("the recipes' tiny", "64 x 64"), ("torchvision's resnet18", "64 x 96")):
         found = [row for row in rows if len(row) == 8 and row[1] == canvas]
-        assert {row[0] for row in found} == {f"{maker}, 25 % foreground"}
+        assert {row[0] for row in found} == {f"{maker}, 25 % foreground, 2 steps"}
         steps = {loss: cells for _, _, loss, *cells in found}
         assert list(steps) == ["cross entropy", "cross entropy again", "ranking"]
         before, *empty = steps.pop("cross entropy")
@@ -364,17 +340,15 @@ def test_what_the_loss_costs(monkeypatch):
     assert all(took > 0 for took in alone.values())
 
 
-def test_the_cost_takes_one_setting(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(voc_cost, "measure", lambda compiled: f"compiled: {compiled}")
-    for settings in ([], ["compile=true"]):
-        monkeypatch.setattr(sys, "argv", ["voc", "--cost", "--out", str(tmp_path), *settings])
-        voc.main()
-    assert (tmp_path / "cost.md").read_text() == "compiled: False"
-    assert (tmp_path / "cost-compiled.md").read_text() == "compiled: True"
-    monkeypatch.setattr(sys, "argv", ["voc", "--cost", "--out", str(tmp_path), "compile=True"])
+def test_the_cost_takes_no_settings(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(voc_cost, "measure", lambda: "| cost |")
+    monkeypatch.setattr(sys, "argv", ["voc", "--cost", "--out", str(tmp_path)])
+    voc.main()
+    assert (tmp_path / "cost.md").read_text() == "| cost |"
+    monkeypatch.setattr(sys, "argv", ["voc", "--cost", "--out", str(tmp_path), "epochs=1"])
     with pytest.raises(SystemExit):
         voc.main()
-    assert "--cost takes compile=true or nothing, received ['compile=True']" in capsys.readouterr().err
+    assert "--cost takes no settings, received ['epochs=1']" in capsys.readouterr().err
 
 
 def test_a_checkpoint_is_judged_on_its_own_classes(trained, tmp_path):

@@ -58,7 +58,7 @@ def taken(loss, embeddings, labels, factor=3.0):
 
 
 def replayed(loss):
-    return any(one.replay is not None for one in loss._recordings.values())
+    return any(one.replay is not None for one in loss._recordings)
 
 
 @pytest.mark.parametrize("device", DEVICES)

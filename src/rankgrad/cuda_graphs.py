@@ -6,7 +6,8 @@ needs ten times as long to ask for them. A CUDA graph asks once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -26,21 +27,59 @@ _SETTINGS = (type(None), bool, int, float, str, np.number)
 _NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"}
 
 
-def _modules(module: nn.Module) -> Iterator[nn.Module]:
-    """A Module and all below it; ``Module.modules`` does more, and every call of a recorded loss asks."""
-    yield module
-    for child in module._modules.values():
-        if child is not None:
-            yield from _modules(child)
+class _Part:
+    """A Module of the loss as it was when recorded: its settings, what it holds, and where its tensors are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.own = vars(module)
+        self.names = frozenset(self.own)
+        given = [name for name in self.own if name not in _NO_SETTINGS]
+        self.settings = [name for name in given if isinstance(self.own[name], _SETTINGS)]
+        self.others = [name for name in given if not isinstance(self.own[name], _SETTINGS)]
+        self.values = [self.own[name] for name in self.settings]
+        self.held = self._held()
+        self.tensors = [one for one in self.held if isinstance(one, Tensor)]
+        self.places = [(one.data_ptr(), one.requires_grad) for one in self.tensors]
+
+    def _held(self) -> list[Any]:
+        own = self.own
+        return [*own["_modules"].values(), *own["_parameters"].values(), *own["_buffers"].values()]
+
+    def unchanged(self) -> bool:
+        """Asked in every call of a recorded loss, and so with the least of Python."""
+        own, held = self.own, self._held()
+        return (
+            own.keys() == self.names
+            and [own[name] for name in self.settings] == self.values
+            and not any(isinstance(own[name], _SETTINGS) for name in self.others)
+            and len(held) == len(self.held)
+            and all(map(operator.is_, held, self.held))
+            and [(one.data_ptr(), one.requires_grad) for one in self.tensors] == self.places
+        )
+
+
+def _form(inputs: tuple[Any, ...], names: tuple[str, ...]) -> Any:
+    """What a recording depends on beside the loss."""
+    modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32
+    return (
+        names,
+        modes,
+        [
+            (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
+            for value in inputs
+        ],
+    )
 
 
 class _Recording:
     """Loss and gradients of one kind of call, as a graph over tensors that stay where they are."""
 
-    def __init__(self, loss: nn.Module, inputs: Sequence[Any], names: Sequence[str]) -> None:
+    def __init__(self, loss: nn.Module, inputs: tuple[Any, ...], names: tuple[str, ...]) -> None:
         self.loss, self.names, self.calls = loss, names, 0
+        self.form, self.parts = _form(inputs, names), [_Part(module) for module in loss.modules()]
         self.places = [_place_of(value) if isinstance(value, Tensor) else value for value in inputs]
         # The parameters under other handles: what autograd knows of the originals belongs to another stream.
+        self.originals = [one for one in loss.parameters() if one.requires_grad]
         self.parameters = {
             name: one.detach().requires_grad_() for name, one in loss.named_parameters() if one.requires_grad
         }
@@ -48,6 +87,10 @@ class _Recording:
         self.wanted += self.parameters.values()
         self.replay: Callable[[], None] | None = None
         self.results: list[Tensor | None] = []
+
+    def fits(self, loss: nn.Module, form: Any) -> bool:
+        """Whether a call of this form is what was recorded, with the loss as it is now."""
+        return self.form == form and self.loss is loss and all(part.unchanged() for part in self.parts)
 
     def run_once(self) -> list[Tensor | None]:
         """The loss at the places, and its gradients at an upstream gradient of one."""
@@ -118,7 +161,7 @@ class Graphed(nn.Module):
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
         self.loss = loss
-        self._recordings: dict[Any, _Recording] = {}
+        self._recordings: list[_Recording] = []  # the oldest first
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """What the loss returns."""
@@ -127,8 +170,7 @@ class Graphed(nn.Module):
             return cast(Tensor, self.loss(*inputs, **named))
         recording = self._recording(together, tuple(named))
         wanted = [value for value in together if isinstance(value, Tensor) and value.requires_grad]
-        wanted += [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
-        return cast(Tensor, _Replay.apply(recording, together, *wanted))
+        return cast(Tensor, _Replay.apply(recording, together, *wanted, *recording.originals))
 
     def reset(self) -> None:
         """Forget the loss's memory, if it has one."""
@@ -136,16 +178,16 @@ class Graphed(nn.Module):
 
     def _recording(self, inputs: tuple[Any, ...], names: tuple[str, ...]) -> _Recording:
         """The recording for a call like this one; the oldest makes room where there are too many."""
-        key = (self._kind(inputs), names)
-        if key not in self._recordings:
-            if len(self._recordings) >= MOST_RECORDINGS:
-                del self._recordings[next(iter(self._recordings))]
-            self._recordings[key] = _Recording(self.loss, inputs, names)
-        return self._recordings[key]
+        form = _form(inputs, names)
+        for recording in reversed(self._recordings):
+            if recording.fits(self.loss, form):
+                return recording
+        self._recordings = [*self._recordings, _Recording(self.loss, inputs, names)][-MOST_RECORDINGS:]
+        return self._recordings[-1]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy records anew: a graph belongs to its tensors."""
-        return {**self.__dict__, "_recordings": {}}
+        return {**self.__dict__, "_recordings": []}
 
     def replays(self, *inputs: Any) -> bool:
         """Whether a call with these inputs is recorded and replayed; otherwise the loss runs as it always does."""
@@ -158,25 +200,6 @@ class Graphed(nn.Module):
             and not torch.cuda.is_current_stream_capturing()
             and not distributed.active()
         )
-
-    def _kind(self, inputs: tuple[Any, ...]) -> Any:
-        """What a recording depends on: the inputs' form, the loss's settings, and where its tensors are."""
-        form = tuple(
-            (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
-            for value in inputs
-        )
-        state: list[Any] = []
-        for module in _modules(self.loss):
-            own = vars(module)
-            for name in own.keys() - _NO_SETTINGS:
-                value = own[name]
-                if isinstance(value, _SETTINGS):
-                    state += (name, value)
-            for one in (*module._parameters.values(), *module._buffers.values()):
-                if one is not None:
-                    state += (one.data_ptr(), one.shape, one.dtype, one.requires_grad)
-        modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32
-        return form, tuple(state), modes
 
 
 def graphed(loss: nn.Module) -> Graphed:

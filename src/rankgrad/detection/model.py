@@ -99,15 +99,6 @@ class Detector(FasterRCNN):  # type: ignore[misc]
         _, losses = self.roi_heads(features, proposals, sizes, targets)
         return {**losses, **proposal_losses}
 
-    def compile_features(self) -> None:
-        """Compile, in place, what depends on a batch's shape alone: once, or for a few kinds of shapes.
-
-        What comes behind depends on what was found: torch.compile would break it into pieces, and again for every
-        number of regions. Launches are not recorded: that would be a CUDA graph for every canvas.
-        """
-        for part in (self.backbone, self.rpn.head):
-            part.compile(dynamic=True)
-
     def regions(self, pictures: Tensor, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Class logits, box regression and proposals of a batch, from which detections are made."""
         features = self.backbone(pictures)

@@ -7,7 +7,6 @@ detections. torchvision's own ``forward`` runs as it is; its cross entropy is co
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, cast
 
 import torch
@@ -20,6 +19,17 @@ from rankgrad.detection.region_loss import RegionLoss, padded
 
 #: Attributes that hold what the drop-in needs. They are no submodules: the state_dict stays torchvision's.
 LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
+
+
+def _in_float32(predictor: nn.Module, features: Tensor) -> Any:
+    """What a predictor says, under autocast too.
+
+    bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can.
+    """
+    if not torch.is_autocast_enabled(features.device.type):
+        return predictor(features)
+    with torch.autocast(features.device.type, enabled=False):
+        return predictor(features.float())
 
 
 class RankingHeads:
@@ -37,32 +47,23 @@ class RankingHeads:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As in torchvision, with our loss under ``loss_classifier``."""
+        predictor = self.box_predictor
         seen: list[Tensor] = []
 
-        def without_autocast(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
-            # bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can
-            device = inputs[0].device.type
-            if not torch.is_autocast_enabled(device):
-                return None
-            precision.enter_context(torch.autocast(device, enabled=False))
-            return tuple(value.float() if isinstance(value, Tensor) else value for value in inputs)
+        def predict(features: Tensor) -> tuple[Tensor, Tensor]:
+            class_logits, box_regression = _in_float32(predictor, features)
+            seen.append(class_logits)
+            return class_logits.detach(), box_regression  # torchvision's cross entropy has no backward
 
-        def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            precision.close()
-            seen.append(output[0])
-
-        predictor = self.box_predictor
-        hooks = predictor.register_forward_pre_hook(without_autocast), predictor.register_forward_hook(look)
-        with contextlib.ExitStack() as precision:
-            try:
-                result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
-                if self.training:
-                    losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
-                return result, losses
-            finally:
-                self.__dict__.pop("_sampled_labels", None)
-                for hook in hooks:
-                    hook.remove()
+        self.__dict__["box_predictor"] = predict  # found before the submodule of that name, which stays
+        try:
+            result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
+            if self.training:
+                losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
+            return result, losses
+        finally:
+            del self.__dict__["box_predictor"]
+            self.__dict__.pop("_sampled_labels", None)
 
     def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
         """The given loss. Where it is recorded and replayed, batches get the same number of regions."""

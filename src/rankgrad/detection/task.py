@@ -87,8 +87,7 @@ def detect(network: model.Detector, source: Source, config: Config) -> dict[str,
     # whole batches are shared out: what stands beside a picture decides the size of its canvas
     mine = order.split(config.batch.test_size)[distributed.rank() :: distributed.count()]
     found: dict[str, dict[int, dict[str, Tensor]]] = {scores: {} for scores in config.scorings()}
-    # not compiled a second time, for evaluation
-    with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
+    with torch.inference_mode():
         for at, rows in enumerate(mine):
             view = canvas(source.fetch(rows, mine[at + 1] if at + 1 < len(mine) else None), None, config.view)
             with optim.autocast(config.precision, source.device):
@@ -165,8 +164,7 @@ class DetectionTask:
         self._standing: tuple[dict[str, Tensor], dict[str, Detections], dict[str, Standing]] | None = None
 
     def compiled(self, network: nn.Module) -> nn.Module:
-        """The same network, whose features are compiled."""
-        self.network.compile_features()
+        """As it is: batches have many shapes, and compiling for all of them takes minutes."""
         return network
 
     def parameter_groups(self) -> list[dict[str, Any]]:

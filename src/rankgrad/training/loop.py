@@ -44,7 +44,7 @@ class Task(Protocol):
         ...
 
     def compiled(self, network: nn.Module) -> nn.Module:
-        """``network``, the task's own or that in a wrapper, by torch.compile as far as that makes sense."""
+        """``network``, the task's own or that in a wrapper, by torch.compile if that is wanted; on a GPU."""
         ...
 
     def batch_loss(self, network: nn.Module, step: int) -> Tensor:
@@ -149,9 +149,7 @@ class Trainer:
             network = nn.parallel.DistributedDataParallel(
                 network, device_ids=[self.device.index] if self.device.type == "cuda" else None
             )
-        if not self.config.compile or self.device.type != "cuda":
-            return network
-        return self.task.compiled(network)
+        return self.task.compiled(network) if self.device.type == "cuda" else network
 
     def _train_one(self, network: nn.Module) -> None:
         config = self.config
