@@ -38,9 +38,9 @@ class Subject(NamedTuple):
 
 #: The benchmark's small pictures (short side 360), the recipe's (600), and torchvision's own (800).
 SUBJECTS = (
-    Subject("resnet50", (384, 480), stock=False, times=300),
-    Subject("resnet50", (608, 800), stock=False, times=300),
-    Subject("resnet50", (800, 1088), stock=True, times=100),
+    Subject("resnet50", (384, 480), stock=False, times=250),
+    Subject("resnet50", (608, 800), stock=False, times=250),
+    Subject("resnet50", (800, 1088), stock=True, times=60),
 )
 #: Cross entropy twice: what the second takes more than the first says what differences are worth.
 LOSSES = ("cross entropy", "cross entropy again", "ranking")
