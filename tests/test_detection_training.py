@@ -298,6 +298,12 @@ def test_settings_are_chosen_on_val_in_a_folder_of_their_own(tmp_path, monkeypat
     assert "judged on val" in (tmp_path / "runs" / "voc-val" / "table.md").read_text()
 
 
+def test_a_detector_is_not_compiled():
+    assert recipes.load("voc07", ["compile=false"])[1].compile is False
+    with pytest.raises(UserError, match="compile: a detector is not compiled"):
+        recipes.load("voc07", ["compile=true"])
+
+
 def test_recipes_and_loss_have_the_same_defaults():
     for name in ("voc", "voc07", "voc0712"):
         loss = recipes.load(name)[1].loss
@@ -327,7 +333,7 @@ def test_what_the_loss_costs(monkeypatch):
     ]
     for maker, canvas in (("the recipes' tiny", "64 x 64"), ("torchvision's resnet18", "64 x 96")):
         found = [row for row in rows if len(row) == 8 and row[1] == canvas]
-        assert {row[0] for row in found} == {f"{maker}, 25 % foreground, 2 steps"}
+        assert {row[0] for row in found} == {f"{maker}, 16 regions a picture, 25 % foreground, 2 steps"}
         steps = {loss: cells for _, _, loss, *cells in found}
         assert list(steps) == ["cross entropy", "cross entropy again", "ranking"]
         before, *empty = steps.pop("cross entropy")

@@ -1,6 +1,8 @@
 """Recorded losses: equal to the plain ones step by step, whatever happens to shapes and memory in between."""
 
 import copy
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -13,15 +15,27 @@ from rankgrad.detection import RegionLoss
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+def as_it_is(module):
+    """A Module with the same tensors whose settings, functions and parts stay what they are now."""
+    kept = copy.copy(module)
+    kept.__dict__ = dict(vars(module))
+    kept._parameters = dict(module._parameters)
+    kept._buffers = {name: None if one is None else one.detach() for name, one in module._buffers.items()}
+    kept._modules = {name: as_it_is(one) for name, one in module._modules.items()}
+    return kept
+
+
 @pytest.fixture
 def replays_on_the_cpu(monkeypatch):
-    """A stand-in for the graph: it runs the loss again on the same tensors and writes into the same results."""
+    """A stand-in for the graph: it runs the loss as it was then, on the same tensors, into the same results."""
 
     def record(self):
         results = []
+        then = copy.copy(self)
+        then.loss = as_it_is(self.loss)
 
         def replay():
-            found = self.run_once()
+            found = then.run_once()
             results[:] = results or [None if one is None else torch.empty_like(one) for one in found]
             for place, one in zip(results, found, strict=True):
                 if one is not None:
@@ -33,6 +47,20 @@ def replays_on_the_cpu(monkeypatch):
     on_a_gpu = lambda: torch.is_grad_enabled() and not torch.cuda.is_available()  # noqa: E731
     monkeypatch.setattr(cuda_graphs._Recording, "record", record)
     monkeypatch.setattr(cuda_graphs.Graphed, "replays", lambda self, *inputs: real(self, *inputs) or on_a_gpu())
+
+
+@pytest.fixture
+def made(replays_on_the_cpu, monkeypatch):
+    """All recordings that were made."""
+    found = []
+
+    class Noted(cuda_graphs._Recording):
+        def __init__(self, *args):
+            super().__init__(*args)
+            found.append(self)
+
+    monkeypatch.setattr(cuda_graphs, "_Recording", Noted)
+    return found
 
 
 LOSSES = {
@@ -69,6 +97,7 @@ def test_equal_to_the_plain_loss(name, device, request):
     torch.manual_seed(0)
     plain = LOSSES[name]().to(device)
     recorded = rankgrad.graphed(copy.deepcopy(plain))
+    was_replayed = False
     for step in range(14):
         rows = 24 if step in (8, 9) else 40  # other batches in between
         if step == 11 and hasattr(plain, "memory"):
@@ -80,9 +109,10 @@ def test_equal_to_the_plain_loss(name, device, request):
         one, other = (taken(loss, *batch(rows, step, device)) for loss in (plain, recorded))
         for left, right in zip(one, other, strict=True):
             torch.testing.assert_close(left, right)
+        was_replayed = was_replayed or replayed(recorded)
     for left, right in zip(plain.state_dict().values(), recorded.loss.state_dict().values(), strict=True):
         torch.testing.assert_close(left, right)
-    assert replayed(recorded)
+    assert was_replayed
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -188,13 +218,13 @@ def test_on_the_cpu_nothing_is_recorded():
     assert not loss._recordings
 
 
-def test_what_makes_a_new_recording(replays_on_the_cpu):
+def test_what_makes_a_new_recording(made):
     """A graph has the settings and the addresses it was recorded with: other ones need another."""
     loss = rankgrad.graphed(rankgrad.RecallLoss(memory=1))
 
     def kinds():
         loss(*batch(12, 0, "cpu"))
-        return len(loss._recordings)
+        return len(made)
 
     kinds()  # the memory gets its form
     before = kinds()
@@ -220,30 +250,76 @@ def test_what_makes_a_new_recording(replays_on_the_cpu):
     loss.loss = rankgrad.RecallLoss(lam=50.0)
     assert kinds() == before + 9
     loss(*batch(13, 0, "cpu"))
-    assert len(loss._recordings) == before + 10
+    assert len(made) == before + 10
+    loss.loss.register_buffer("more", torch.zeros(1))
+    assert kinds() == before + 11
 
 
-def test_parameters_in_another_place_make_a_new_recording(replays_on_the_cpu):
+def test_a_setting_that_was_the_classes_own(replays_on_the_cpu):
+    class Scaled(rankgrad.RecallLoss):
+        factor = 1.0
+
+        def forward(self, *inputs):
+            return self.factor * super().forward(*inputs)
+
+    loss = rankgrad.graphed(Scaled())
+    values = [loss(*batch(12, 0, "cpu")).item() for _ in range(6)]
+    loss.loss.factor = 3.0
+    values += [loss(*batch(12, 0, "cpu")).item() for _ in range(6)]
+    assert values == pytest.approx([values[0]] * 6 + [3 * values[0]] * 6)
+    assert replayed(loss)
+
+
+def test_a_name_instead_of_a_function_and_back(replays_on_the_cpu):
+    loss = rankgrad.graphed(rankgrad.RecallLoss(weight="log"))
+    found = []
+    for weight in ("log", lambda counts: 7 * counts.double(), "log"):
+        loss.loss.weight = weight
+        found.append([loss(*batch(12, 0, "cpu")).item() for _ in range(6)])
+    assert found[0] == found[2] != found[1]
+    assert len(loss._recordings) == 2
+
+
+def test_parameters_that_are_exchanged_or_frozen(replays_on_the_cpu):
+    """Gradients go to the parameter that is there, under the same address too."""
+    loss = rankgrad.graphed(rankgrad.ProxyRankingLoss(8, 16))
+
+    def trained():
+        for _ in range(6):
+            loss.zero_grad()
+            loss(*batch(12, 0, "cpu")).backward()
+        return loss.loss.proxies.grad
+
+    before = trained().clone()
+    loss.loss.proxies = torch.nn.Parameter(loss.loss.proxies.data)
+    torch.testing.assert_close(trained(), before)
+    loss.loss.proxies.requires_grad_(False)
+    assert trained() is None
+    loss.loss.proxies.requires_grad_(True)
+    torch.testing.assert_close(trained(), before)
+
+
+def test_parameters_in_another_place_make_a_new_recording(made):
     loss = rankgrad.graphed(rankgrad.ProxyRankingLoss(8, 16))
     for _ in range(2):
         loss(*batch(12, 0, "cpu"))
-    assert len(loss._recordings) == 1
+    assert len(made) == 1
     loss.loss.proxies.data = loss.loss.proxies.data.clone()  # as .to(...) does
     loss(*batch(12, 0, "cpu"))
-    assert len(loss._recordings) == 2
+    assert len(made) == 2
     twin = copy.deepcopy(loss)  # looks at its own loss
     for lam in (1.0, 2.0):
         twin.loss.lam = lam
         twin(*batch(12, 0, "cpu"))
-    assert len(twin._recordings) == 2
+    assert len(twin._recordings) == 2 and len(made) == 4
 
 
-def test_settings_and_memory_far_below_are_seen(replays_on_the_cpu):
+def test_settings_and_memory_far_below_are_seen(made):
     loss = rankgrad.graphed(RegionLoss(memory=1))
 
     def kinds():
         loss(torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 3, 0, 1]))
-        return len(loss._recordings)
+        return len(made)
 
     kinds()  # the memory gets its form
     before = kinds()
@@ -252,3 +328,57 @@ def test_settings_and_memory_far_below_are_seen(replays_on_the_cpu):
     loss.loss.ranking.memory = rankgrad.ScoreMemory(2)
     kinds()
     assert kinds() == before + 3  # empty, then with a form
+
+
+def test_a_tensor_of_another_form_in_the_same_place(replays_on_the_cpu):
+    loss = rankgrad.graphed(rankgrad.RecallLoss(weight=torch.linspace(1.0, 0.1, 11)))
+    for _ in range(6):
+        loss(*batch(12, 0, "cpu"))
+    loss.loss.weight.data = loss.loss.weight.data[:2]  # the same object, the same address
+    torch.testing.assert_close(loss(*batch(12, 0, "cpu")), loss.loss(*batch(12, 0, "cpu")))
+
+
+def test_inputs_that_may_change_are_refused(replays_on_the_cpu):
+    class Own(torch.nn.Module):
+        def forward(self, embeddings, factors):
+            return sum(factors) * embeddings.sum()
+
+    with pytest.raises(TypeError, match="unhashable"):
+        rankgrad.graphed(Own())(batch(12, 0, "cpu")[0], [1, 2])
+
+
+def test_modes_make_a_new_recording(made):
+    loss = rankgrad.graphed(rankgrad.RecallLoss())
+    loss(*batch(12, 0, "cpu"))
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast does nothing for a GPU that is not there
+    try:
+        loss(*batch(12, 0, "cpu"))
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert len(made) == 2
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = not before
+    try:
+        loss(*batch(12, 0, "cpu"))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert len(made) == 3
+    embeddings, labels = batch(12, 0, "cpu")
+    loss(embeddings, labels, items=None)
+    loss(embeddings, labels=labels, items=None)
+    assert len(made) == 5
+    loss(embeddings, labels=labels, items=None)
+    assert len(made) == 5
+
+
+def test_recordings_of_what_is_gone_go_too(replays_on_the_cpu):
+    """A memory that was reset is not kept alive."""
+    loss = rankgrad.graphed(rankgrad.RecallLoss(memory=2))
+    rings = []
+    for _ in range(4):
+        loss.reset()
+        for step in range(6):
+            loss(*batch(12, step, "cpu")).backward()
+        rings.append(weakref.ref(loss.loss.memory.embeddings))
+    gc.collect()
+    assert [ring() is not None for ring in rings] == [False] * 3 + [True]

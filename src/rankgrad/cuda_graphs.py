@@ -37,38 +37,47 @@ class _Part:
         self.settings = [name for name in given if isinstance(self.own[name], _SETTINGS)]
         self.others = [name for name in given if not isinstance(self.own[name], _SETTINGS)]
         self.values = [self.own[name] for name in self.settings]
+        self.objects = [self.own[name] for name in self.others]
         self.held = self._held()
         self.tensors = [one for one in self.held if isinstance(one, Tensor)]
-        self.places = [(one.data_ptr(), one.requires_grad) for one in self.tensors]
+        self.places = self._places()
 
     def _held(self) -> list[Any]:
         own = self.own
         return [*own["_modules"].values(), *own["_parameters"].values(), *own["_buffers"].values()]
 
+    def _places(self) -> list[Any]:
+        return [(one.data_ptr(), one.shape, one.dtype, one.requires_grad) for one in self.tensors]
+
+    def holds_the_same(self) -> bool:
+        """The same parts and tensors, in the same places. (Asked in every call: with the least of Python.)"""
+        held = self._held()
+        return (
+            len(held) == len(self.held)
+            and all(map(operator.is_, held, self.held))
+            and self._places() == self.places
+        )
+
     def unchanged(self) -> bool:
-        """Asked in every call of a recorded loss, and so with the least of Python."""
-        own, held = self.own, self._held()
+        """The same settings besides; functions and the like must be the very same."""
+        own = self.own
         return (
             own.keys() == self.names
             and [own[name] for name in self.settings] == self.values
-            and not any(isinstance(own[name], _SETTINGS) for name in self.others)
-            and len(held) == len(self.held)
-            and all(map(operator.is_, held, self.held))
-            and [(one.data_ptr(), one.requires_grad) for one in self.tensors] == self.places
+            and all(map(operator.is_, [own[name] for name in self.others], self.objects))
+            and self.holds_the_same()
         )
 
 
 def _form(inputs: tuple[Any, ...], names: tuple[str, ...]) -> Any:
     """What a recording depends on beside the loss."""
     modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32
-    return (
-        names,
-        modes,
-        [
-            (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
-            for value in inputs
-        ],
+    form = tuple(
+        (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
+        for value in inputs
     )
+    hash(form)  # what is not a tensor must not change under the same name, as a list may
+    return names, modes, form
 
 
 class _Recording:
@@ -182,7 +191,8 @@ class Graphed(nn.Module):
         for recording in reversed(self._recordings):
             if recording.fits(self.loss, form):
                 return recording
-        self._recordings = [*self._recordings, _Recording(self.loss, inputs, names)][-MOST_RECORDINGS:]
+        usable = [one for one in self._recordings if all(part.holds_the_same() for part in one.parts)]
+        self._recordings = [*usable, _Recording(self.loss, inputs, names)][-MOST_RECORDINGS:]
         return self._recordings[-1]
 
     def __getstate__(self) -> dict[str, Any]:

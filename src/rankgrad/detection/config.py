@@ -93,6 +93,8 @@ class Config(RunConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
+        if self.compile:
+            raise ValueError("compile: a detector is not compiled, its batches have too many shapes")
         if self.view.short > self.view.long:
             raise ValueError(f"view.short must not exceed view.long = {self.view.long}")
         if self.loss.map_weight + self.loss.pooled_weight == 0:

@@ -21,15 +21,17 @@ from rankgrad.detection.region_loss import RegionLoss, padded
 LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
 
 
-def _in_float32(predictor: nn.Module, features: Tensor) -> Any:
-    """What a predictor says, under autocast too.
+def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    """What a predictor said; class logits computed in half precision are computed again in float32.
 
     bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can.
     """
-    if not torch.is_autocast_enabled(features.device.type):
-        return predictor(features)
-    with torch.autocast(features.device.type, enabled=False):
-        return predictor(features.float())
+    if output[0].dtype not in (torch.float16, torch.bfloat16) or not torch.is_autocast_enabled(
+        output[0].device.type
+    ):
+        return output
+    with torch.autocast(output[0].device.type, enabled=False):
+        return module.forward(*(value.float() if isinstance(value, Tensor) else value for value in inputs))
 
 
 class RankingHeads:
@@ -47,23 +49,22 @@ class RankingHeads:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As in torchvision, with our loss under ``loss_classifier``."""
-        predictor = self.box_predictor
         seen: list[Tensor] = []
 
-        def predict(features: Tensor) -> tuple[Tensor, Tensor]:
-            class_logits, box_regression = _in_float32(predictor, features)
-            seen.append(class_logits)
-            return class_logits.detach(), box_regression  # torchvision's cross entropy has no backward
+        def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+            output = in_float32(module, inputs, output)
+            seen.append(output[0])
+            return output
 
-        self.__dict__["box_predictor"] = predict  # found before the submodule of that name, which stays
+        hook = self.box_predictor.register_forward_hook(look)
         try:
             result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
             if self.training:
                 losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
             return result, losses
         finally:
-            del self.__dict__["box_predictor"]
             self.__dict__.pop("_sampled_labels", None)
+            hook.remove()
 
     def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
         """The given loss. Where it is recorded and replayed, batches get the same number of regions."""

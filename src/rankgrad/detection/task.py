@@ -163,10 +163,6 @@ class DetectionTask:
             self.network.roi_heads.box_predictor.register_forward_hook(self._watch_cross_entropy)
         self._standing: tuple[dict[str, Tensor], dict[str, Detections], dict[str, Standing]] | None = None
 
-    def compiled(self, network: nn.Module) -> nn.Module:
-        """As it is: batches have many shapes, and compiling for all of them takes minutes."""
-        return network
-
     def parameter_groups(self) -> list[dict[str, Any]]:
         """All parameters that are trained, at one rate."""
         return [{"params": [p for p in self.network.parameters() if p.requires_grad]}]

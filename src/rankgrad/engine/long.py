@@ -16,6 +16,7 @@ from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
 _CHUNKS, _TERMS_BLOCK = 256, 512
 _SORT_BLOCK, _MERGE_PIECE = 1024, 512
 _SORTERS = 2  # programs a processor that wait for each other: all must run at once (an H200 has room for 2)
+_SORTED_AT_ONCE = 16  # programs a processor that compare pairs, of all lists together
 _sorters: dict[torch.device, int] = {}  # devices that had room for fewer
 _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream
@@ -106,7 +107,7 @@ class Long:
         plan = self.plan
         words = plan.loose, plan.words, self.state, plan.slots
         pairs: int = self.sorting.PAIRS.value
-        blocks = min(-(-min(plan.slots, pairs) // 16), 8 * plan.processors)
+        blocks = min(-(-min(plan.slots, pairs) // 16), max(1, _SORTED_AT_ONCE * plan.processors // plan.rows))
         self.launch(self.sorting.rank_by_pairs, (blocks, plan.rows), *words, BLOCK=16, TILE=256)
         if plan.slots > pairs:
             self._merge(words, again)

@@ -69,7 +69,6 @@ class Config(RunConfig):
     """All settings of a retrieval run."""
 
     task: Literal["retrieval"]
-    compile: bool = False  # the network, by torch.compile, on a GPU
     data: Data
     view: View = View()
     batch: Batch = Batch()

@@ -43,6 +43,9 @@ class RunConfig(Section):
     epochs: Count = 1
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     device: str = "auto"  # auto: cuda if there is one
+    compile: bool = (
+        False  # the network, by torch.compile, on a GPU; not a detector, whose batches have many shapes
+    )
     evaluate_every: Count = 1  # epochs
     evaluate_first: bool = False  # before training as well
     save_minutes: NonNegative = 5.0  # between checkpoints; 0: after every step
