@@ -13,7 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from rankgrad import recipes
 from rankgrad.cli import main
-from rankgrad.detection import RegionLoss, model
+from rankgrad.detection import RegionLoss, model, ranking_loss
 from rankgrad.detection.config import Config, Loss, Model, View
 from rankgrad.detection.region_loss import padded
 from rankgrad.detection.task import DetectionTask, read_sources
@@ -323,7 +323,7 @@ def test_how_much_longer_steps_are():
 
 def test_what_the_loss_costs(monkeypatch):
     monkeypatch.setattr(voc_cost, "PICTURES", 1)
-    monkeypatch.setattr(voc_cost, "REGIONS", 16)
+    monkeypatch.setattr(voc_cost, "REGIONS", 32)
     monkeypatch.setattr(voc_cost, "MEMORY", 1)
     ours = voc_cost.Subject("tiny", (64, 64), stock=False, times=2)
     stock = voc_cost.Subject("resnet18", (64, 96), stock=True, times=2)
@@ -333,7 +333,7 @@ def test_what_the_loss_costs(monkeypatch):
     ]
     for maker, canvas in (("the recipes' tiny", "64 x 64"), ("torchvision's resnet18", "64 x 96")):
         found = [row for row in rows if len(row) == 8 and row[1] == canvas]
-        assert {row[0] for row in found} == {f"{maker}, 16 regions a picture, 25 % foreground, 2 steps"}
+        assert {row[0] for row in found} == {f"{maker}, 32 regions a picture, 25 % foreground, 2 steps"}
         steps = {loss: cells for _, _, loss, *cells in found}
         assert list(steps) == ["cross entropy", "cross entropy again", "ranking"]
         before, *empty = steps.pop("cross entropy")
@@ -344,6 +344,18 @@ def test_what_the_loss_costs(monkeypatch):
     alone = {row[0]: float(row[1]) for row in rows if len(row) == 2 and "alone" not in row[0]}
     assert list(alone) == ["cross entropy", "ranking", "ranking, not recorded"]
     assert all(took > 0 for took in alone.values())
+
+
+def test_regions_that_do_not_exist_are_not_counted(monkeypatch):
+    monkeypatch.setattr(voc_cost, "PICTURES", 2)
+    monkeypatch.setattr(voc_cost, "MEMORY", 1)
+    subject = voc_cost.Subject("tiny", (64, 64), stock=False, times=1)
+    training = voc_cost._Training(subject, torch.device("cpu"))
+    relevance = torch.eye(20).bool()[:8]
+    relevance[2:] = False
+    there = (torch.arange(8) < 4).unsqueeze(1)
+    ranking_loss(training.network).ranking.memory.push(torch.zeros(8, 20), relevance, there)
+    assert training.regions() == "2 regions a picture, 50 % foreground"
 
 
 def test_the_cost_takes_no_settings(tmp_path, monkeypatch, capsys):

@@ -290,6 +290,9 @@ def test_parameters_that_are_exchanged_or_frozen(replays_on_the_cpu):
             loss(*batch(12, 0, "cpu")).backward()
         return loss.loss.proxies.grad
 
+    loss.loss.proxies.requires_grad_(False)
+    assert trained() is None
+    loss.loss.proxies.requires_grad_(True)
     before = trained().clone()
     loss.loss.proxies = torch.nn.Parameter(loss.loss.proxies.data)
     torch.testing.assert_close(trained(), before)

@@ -321,6 +321,8 @@ def test_what_is_compiled_is_recorded_in_one_process(tmp_path, monkeypatch, seve
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda network, device_ids: network)
     monkeypatch.setattr(distributed, "active", lambda: several)
     assert trainer._wrapped() == (task.network, None if several else "reduce-overhead")
+    trainer.config = recipes.load("digits", SHORT)[1]
+    assert trainer._wrapped() is task.network  # nor what is not asked for
 
 
 def test_every_step_seeds_every_generator():
