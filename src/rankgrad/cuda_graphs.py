@@ -76,7 +76,11 @@ def _form(inputs: tuple[Any, ...], names: tuple[str, ...]) -> Any:
         (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
         for value in inputs
     )
-    hash(form)  # what is not a tensor must not change under the same name, as a list may
+    try:
+        hash(form)
+    except TypeError:  # a list could change between two calls and still be equal to itself
+        kinds = ", ".join(type(value).__name__ for value in inputs)
+        raise TypeError(f"inputs: expected tensors and values that cannot change, received {kinds}") from None
     return names, modes, form
 
 
