@@ -27,6 +27,10 @@ from rankgrad.vision.pictures import Store, decode, sent
 
 Detections = list[dict[str, Tensor]]
 
+#: Steps from one look at the sizes of gradients to the next, NaN in between: a look is ten launches, about as many
+#: as Python makes for the recorded loss itself.
+WATCH_EVERY = 10
+
 
 class Source(Store):
     """The pictures of a split with their objects."""
@@ -155,6 +159,8 @@ class DetectionTask:
             self.network = self.network.to(memory_format=torch.channels_last)
         self.loss: nn.Module = nn.Identity()  # cross entropy: torchvision's own, nothing is exchanged
         self.parts: dict[str, Tensor] = {}
+        self._unknown = torch.tensor(torch.nan, device=device)
+        self._watched = True
         if config.loss.name == "ranking":
             self.loss = RegionLoss(**config.loss.options(), distributed=True).to(device)
             use_ranking_loss(self.network, self.loss)
@@ -170,7 +176,7 @@ class DetectionTask:
     def _watch_ranking(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Note the size of the gradient at the class logits, and of the one cross entropy would give."""
         logits, labels, *mask = inputs
-        if not logits.requires_grad:
+        if not (self._watched and logits.requires_grad):
             return
         wrong = logits.detach().softmax(1) - F.one_hot(labels, logits.shape[1])
         there = mask[0] if mask else torch.ones_like(labels, dtype=torch.bool)
@@ -178,7 +184,7 @@ class DetectionTask:
         self._watch(logits)
 
     def _watch_cross_entropy(self, module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        if output[0].requires_grad:
+        if self._watched and output[0].requires_grad:
             self._watch(output[0], "logit_gradient_ce")
 
     def _watch(self, logits: Tensor, *also: str) -> None:
@@ -199,7 +205,9 @@ class DetectionTask:
         view = canvas(pictures, flips, self.config.view)
         objects = [self.objects[row] for row in mine.tolist()]
         targets = self._targets(place_boxes([o.boxes for o in objects], view, flips), objects)
+        self._watched = step % WATCH_EVERY == 0
         self.parts.clear()
+        self.parts.update(dict.fromkeys(("logit_gradient", "logit_gradient_ce"), self._unknown))
         losses = network(view.pictures, view.sizes, targets)
         self.parts.update({name: value.detach() for name, value in losses.items()})
         total: Tensor = torch.stack([value.float() for value in losses.values()]).sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,7 +83,7 @@ class Log:
         if self._board is not None:
             for row in rows:
                 for name, value in row.items():
-                    if name not in ("step", "epoch"):
+                    if name not in ("step", "epoch") and not math.isnan(value):
                         self._board.add_scalar(f"{tag}/{name}", value, int(row["step"]))
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class Task(Protocol):
     same_shapes: bool  #: all batches have one shape: it pays to try out the algorithms of convolutions
     parts: dict[
         str, Tensor
-    ]  #: scalars of the last step to write down beside the loss; the same names in every step
+    ]  #: scalars of the last step to write down beside the loss; the same names in every step, NaN if not known
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters of network and loss, with a ``scale`` on the learning rate where it is not 1."""
