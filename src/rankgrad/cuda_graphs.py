@@ -230,7 +230,8 @@ def graphed(loss: nn.Module) -> Graphed:
 
     Args:
         loss: A Module which does the same work for inputs of the same form, and whose result is a scalar; all
-            Modules of this library are such. Changed settings (``lam``, ``margin``, training or not) are seen.
+            Modules of this library are such. Changed settings (``lam``, ``margin``, training or not), functions
+            and parts are seen. Inputs are tensors, or values that cannot change.
 
     Returns:
         A Module with the same call. Its state_dict holds the loss's under ``loss.``.

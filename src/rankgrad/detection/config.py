@@ -94,11 +94,13 @@ class Config(RunConfig):
     @model_validator(mode="after")
     def _fits(self) -> Config:
         if self.compile:
-            raise ValueError("compile: a detector is not compiled, its batches have too many shapes")
+            raise ValueError(
+                "compile: a detector is not compiled, its batches have too many shapes; received true"
+            )
         if self.view.short > self.view.long:
-            raise ValueError(f"view.short must not exceed view.long = {self.view.long}")
+            raise ValueError(f"view.short = {self.view.short} must not exceed view.long = {self.view.long}")
         if self.loss.map_weight + self.loss.pooled_weight == 0:
-            raise ValueError("loss.map_weight, loss.pooled_weight: one of them must be > 0")
+            raise ValueError("loss.map_weight, loss.pooled_weight: one of them must be > 0, received 0 and 0")
         return self
 
     def scoring(self) -> str:

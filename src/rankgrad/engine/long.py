@@ -43,7 +43,7 @@ class _Plan(Plan):
             self.cells *= 2
         self.processors = programs(device)
         self.streams = max(1, _STREAMS * self.processors // rows)
-        self.gathered = 16384  # items at a time: an addition of all programs to one number for each block
+        self.gathered = 16384  # items in a block; each block adds to one number that all programs share
         while self.gathered > 1024 and rows * -(-n // self.gathered) < _GATHERERS * self.processors:
             self.gathered //= 2
         self.room = max(1, _ROOM // rows)

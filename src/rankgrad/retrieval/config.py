@@ -83,13 +83,19 @@ class Config(RunConfig):
     @model_validator(mode="after")
     def _fits(self) -> Config:
         if self.batch.size % self.batch.per_class:
-            raise ValueError(f"batch.size must be a multiple of batch.per_class = {self.batch.per_class}")
+            raise ValueError(
+                f"batch.size = {self.batch.size} must be a multiple of batch.per_class = {self.batch.per_class}"
+            )
         if self.batch.sampler == "superlabels" and self.batch.size % (2 * self.batch.per_class):
-            raise ValueError("batch.size must be a multiple of 2 * batch.per_class for pairs of super-labels")
+            raise ValueError(
+                f"batch.size = {self.batch.size} must be a multiple of 2 * batch.per_class for super-labels"
+            )
         if self.view.crop > self.view.resize:
-            raise ValueError(f"view.crop must not exceed view.resize = {self.view.resize}")
+            raise ValueError(f"view.crop = {self.view.crop} must not exceed view.resize = {self.view.resize}")
         if 1 not in self.recall_at:
-            raise ValueError("recall_at must have 1: R@1 chooses the best checkpoint")
+            raise ValueError(
+                f"recall_at must have 1, R@1 chooses the best checkpoint; received {list(self.recall_at)}"
+            )
         if self.miner is not None and not self.loss.name.startswith("pml:"):
             raise ValueError("miner is for losses of pytorch-metric-learning (loss=pml:...)")
         return self

@@ -43,9 +43,7 @@ class RunConfig(Section):
     epochs: Count = 1
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     device: str = "auto"  # auto: cuda if there is one
-    compile: bool = (
-        False  # the network, by torch.compile, on a GPU; not a detector, whose batches have many shapes
-    )
+    compile: bool = False  # the network, by torch.compile, on a GPU; not for detectors
     evaluate_every: Count = 1  # epochs
     evaluate_first: bool = False  # before training as well
     save_minutes: NonNegative = 5.0  # between checkpoints; 0: after every step
@@ -140,4 +138,7 @@ def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return f"{key}: missing, it has no default"
     message = error["msg"].removeprefix("Value error, ")
-    return f"{key}: {message[0].lower() + message[1:]}, received {error['input']!r}"
+    message = message[0].lower() + message[1:]
+    if error["type"] == "value_error" and isinstance(error["input"], dict):  # settings that do not fit each other
+        return f"{key}: {message}" if key else message
+    return f"{key}: {message}, received {error['input']!r}"

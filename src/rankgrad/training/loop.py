@@ -35,9 +35,8 @@ class Task(Protocol):
     steps_per_epoch: int
     items_per_step: int  #: pictures in a batch, of all processes
     same_shapes: bool  #: all batches have one shape: it pays to try out the algorithms of convolutions
-    parts: dict[
-        str, Tensor
-    ]  #: scalars of the last step to write down beside the loss; the same names in every step, NaN if not known
+    #: Scalars of the last step to write down beside the loss; the same names in every step, NaN if not known.
+    parts: dict[str, Tensor]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters of network and loss, with a ``scale`` on the learning rate where it is not 1."""
