@@ -29,6 +29,7 @@ from rankgrad.detection import (
 )
 from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import padded
+from rankgrad.detection.roi_heads import ClassLogits
 
 CLASSES = 4
 
@@ -267,9 +268,55 @@ def test_a_users_own_heads():
     model = detector()
     model.roi_heads.__class__ = Heads
     use_ranking_loss(model)
-    assert "mine_loss_box_reg" in losses_of(model)
+    losses = losses_of(model)
+    assert "mine_loss_box_reg" in losses
+    assert (
+        bool(losses["loss_classifier"].isfinite()) and losses["mine_loss_classifier"] is losses["loss_classifier"]
+    )
     plain(model)
     assert type(model.roi_heads) is Heads
+
+
+def test_heads_without_a_cross_entropy():
+    """There is nothing that could be exchanged, or what became of it is unknown."""
+
+    class Doubled(RoIHeads):
+        def forward(self, *args, **kwargs):
+            result, losses = super().forward(*args, **kwargs)
+            return result, {name: 2 * value for name, value in losses.items()}
+
+    model = detector()
+    model.roi_heads.__class__ = Doubled
+    with pytest.raises(
+        TypeError, match=r"model: expected roi_heads with a loss F\.cross_entropy.*received Doubled"
+    ):
+        losses_of(use_ranking_loss(model))
+    assert not model.roi_heads.box_predictor._forward_hooks
+    assert detections(model)
+
+
+def test_class_logits_are_tensors_to_everybody_else():
+    logits = torch.randn(4, 3, requires_grad=True)
+    noting = logits.as_subclass(ClassLogits)
+    noting.labels = []
+    assert noting.shape == (4, 3) and type(noting.softmax(1)) is torch.Tensor
+    labels = torch.tensor([0, 1, 2, 0])
+    F.nll_loss(F.log_softmax(noting, 1), labels, reduction="sum").backward()
+    expected = logits.detach().softmax(1) - F.one_hot(labels, 3)
+    torch.testing.assert_close(logits.grad, expected)
+    assert not noting.labels
+    assert bool(F.cross_entropy(noting, labels, label_smoothing=0.1).isnan()) and noting.labels[0] is labels
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_compiled_detector(half):
+    """torchvision's detectors compile in pieces; the exchange goes along."""
+    found = []
+    for wrap in (lambda model: model, lambda model: torch.compile(model, backend="eager")):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            found.append(losses_of(wrap(use_ranking_loss(detector(), memory=1))))
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name])
 
 
 def test_evaluation_does_not_touch_the_memory():

@@ -70,7 +70,8 @@ def test_a_recorded_loss_is_the_loss(form, memory):
         graphed(RegionLoss(form=form, memory=memory).cuda()),
     )
     generator = torch.Generator().manual_seed(0)
-    for step in range(12):
+    replayed = []
+    for step in range(16):
         count = 64 if step < 6 else int(torch.randint(20, 65, (1,), generator=generator))
         logits = torch.randn(count, 6, generator=generator).cuda()
         labels = torch.randint(0, 6, (count,), generator=generator).cuda()
@@ -83,10 +84,11 @@ def test_a_recorded_loss_is_the_loss(form, memory):
             gradients.append(x.grad)
         torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
+        replayed.append(any(one.replay is not None for one in recorded._recordings))
         if step == 8:
             eager.reset()
             recorded.loss.reset()
-    assert any(one.replay is not None for one in recorded._recordings)
+    assert replayed[5] and replayed[-1]  # before the reset, and anew after it
 
 
 def test_a_step_in_half_precision():

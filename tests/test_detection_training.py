@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import voc, voc_cost
@@ -333,12 +334,24 @@ def test_recipes_and_loss_have_the_same_defaults():
 
 
 def test_how_much_longer_steps_are():
-    """Step by step, where the median forgives the slow ones, and between the fastest quarters."""
+    """Step by step, where the median forgives the slow ones, with the median's standard error."""
     steps = {"cross entropy": [10.0, 12.0, 90.0, 10.0, 10.0, 11.0, 12.0, 12.0]}
-    steps["ranking"] = [10.5, 12.5, 10.5, 10.25, 10.5, 11.5, 12.5, 12.5]
-    assert voc_cost._more(steps, "ranking") == "+0.50, +0.50 to +0.50 (+4.35 %) | +0.38 (+3.75 %)"
+    steps["ranking"] = [10.5, 12.5, 10.5, 10.25, 10.5, 11.5, 12.75, 12.75]
+    # in the middle half differences are 0.3125 to 0.6875: 0.93 * 0.375 / sqrt(8)
+    assert voc_cost._more(steps, "ranking") == "+0.50 ± 0.12 (+4.3 ± 1.1 %)"
     assert voc_cost._more_kernels({"cross entropy": 20.0, "ranking": 20.5}, "ranking") == "20.50 | +0.50 (+2.50 %)"
-    assert voc_cost._more(steps, "cross entropy") == "+0.00, +0.00 to +0.00 (+0.00 %) | +0.00 (+0.00 %)"
+    assert voc_cost._more(steps, "cross entropy") == "+0.00 ± 0.00 (+0.0 ± 0.0 %)"
+
+
+def test_the_error_of_a_median():
+    draw = np.random.default_rng(0)
+    medians, errors = [], []
+    for _ in range(400):
+        steps = {"cross entropy": [50.0] * 200, "ranking": list(50 + draw.normal(0.5, 2.0, 200))}
+        middle, _, error, *_ = voc_cost._more(steps, "ranking").split()
+        medians.append(float(middle))
+        errors.append(float(error))
+    assert np.std(medians) == pytest.approx(np.mean(errors), rel=0.1)
 
 
 def test_what_the_loss_costs(monkeypatch):
@@ -352,7 +365,7 @@ def test_what_the_loss_costs(monkeypatch):
         [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")
     ]
     for maker, canvas in (("the recipes' tiny", "64 x 64"), ("torchvision's resnet18", "64 x 96")):
-        found = [row for row in rows if len(row) == 8 and row[1] == canvas]
+        found = [row for row in rows if len(row) == 7 and row[1] == canvas]
         assert {row[0] for row in found} == {f"{maker}, 32 regions a picture, 25 % foreground, 2 steps"}
         steps = {loss: cells for _, _, loss, *cells in found}
         assert list(steps) == ["cross entropy", "cross entropy again", "ranking"]
@@ -360,7 +373,7 @@ def test_what_the_loss_costs(monkeypatch):
         assert not any(empty)  # on a CPU there are no kernels either
         for after, more, *_ in steps.values():
             difference = float(after) - float(before)
-            assert float(more.split(",")[0]) == pytest.approx(difference, abs=0.02)  # of two, medians are means
+            assert float(more.split()[0]) == pytest.approx(difference, abs=0.02)  # of two, medians are means
     alone = {row[0]: float(row[1]) for row in rows if len(row) == 2 and "alone" not in row[0]}
     assert list(alone) == ["cross entropy", "ranking", "ranking, not recorded"]
     assert all(took > 0 for took in alone.values())
