@@ -454,8 +454,12 @@ def test_half_precision_has_no_ties():
             return super().forward(class_logits, labels, mask)
 
     model = use_ranking_loss(detector(), Spy())
+    calls = []
+    model.roi_heads.box_predictor.register_forward_hook(lambda *_: calls.append(torch.is_autocast_enabled("cpu")))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = losses_of(model)
+        assert torch.is_autocast_enabled("cpu")
+    assert calls == [False]  # once, and in float32
     assert seen["logits"].dtype == torch.float32
     assert not torch.equal(seen["logits"], seen["logits"].bfloat16().float())
     sum(losses.values()).backward()
@@ -465,9 +469,12 @@ def test_half_precision_has_no_ties():
 def test_a_predictor_that_fails_keeps_no_hook():
     model = use_ranking_loss(detector())
     model.roi_heads.box_predictor = nn.Linear(3, 5)  # does not fit
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        losses_of(model)
-    assert not model.roi_heads.box_predictor._forward_hooks
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            losses_of(model)
+        assert torch.is_autocast_enabled("cpu")
+    predictor = model.roi_heads.box_predictor
+    assert not predictor._forward_hooks and not predictor._forward_pre_hooks
 
 
 def test_scores_of_detections_have_a_gradient():

@@ -22,19 +22,6 @@ from rankgrad.detection.region_loss import RegionLoss, padded
 LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
 
 
-def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    """What a predictor said; class logits computed in half precision are computed again in float32.
-
-    bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can.
-    """
-    if output[0].dtype not in (torch.float16, torch.bfloat16) or not torch.is_autocast_enabled(
-        output[0].device.type
-    ):
-        return output
-    with torch.autocast(output[0].device.type, enabled=False):
-        return module.forward(*(value.float() if isinstance(value, Tensor) else value for value in inputs))
-
-
 #: Stands where torchvision's cross entropy would be, until our loss is there.
 _TO_COME = torch.tensor(torch.nan, device="cpu")
 
@@ -72,9 +59,18 @@ class RankingHeads:
         """
         logits: list[Tensor] = []
         labels: list[Tensor] = []
+        device = proposals[0].device.type
+        autocast = torch.is_autocast_enabled(device)
 
-        def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-            output = in_float32(module, inputs, output)
+        def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            if not autocast:
+                return inputs
+            # bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can
+            torch.set_autocast_enabled(device, False)
+            return tuple(value.float() if isinstance(value, Tensor) else value for value in inputs)
+
+        def end(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+            torch.set_autocast_enabled(device, autocast)
             if not self.training:
                 return output
             logits.append(output[0])
@@ -82,8 +78,12 @@ class RankingHeads:
             noting.labels = labels
             return noting, *output[1:]
 
-        with self.box_predictor.register_forward_hook(look):
-            result, losses = super().forward(features, proposals, *rest, **named)  # type: ignore[misc]
+        predictor = self.box_predictor
+        try:
+            with predictor.register_forward_pre_hook(begin), predictor.register_forward_hook(end):
+                result, losses = super().forward(features, proposals, *rest, **named)  # type: ignore[misc]
+        finally:
+            torch.set_autocast_enabled(device, autocast)
         if self.training:
             if not any(value is _TO_COME for value in losses.values()):
                 kind = original(type(self)).__name__
