@@ -170,6 +170,15 @@ def test_regions_are_padded_where_the_loss_is_replayed(monkeypatch, several):
     torch.testing.assert_close(found, plainly)
 
 
+def test_where_all_regions_are_there_nothing_is_padded(monkeypatch):
+    monkeypatch.setattr(rankgrad.cuda_graphs.Graphed, "replays", lambda self, *inputs: True)
+    model = use_ranking_loss(detector(box_batch_size_per_image=4), memory=0)
+    seen = []
+    ranking_loss(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
+    losses_of(model)
+    assert [len(one) for one in seen[0]] == [8, 8]  # two pictures; no mask
+
+
 class OwnLoss(nn.Module):
     """A user's loss with a tensor that is elsewhere."""
 
@@ -464,6 +473,36 @@ def test_half_precision_has_no_ties():
     assert not torch.equal(seen["logits"], seen["logits"].bfloat16().float())
     sum(losses.values()).backward()
     assert float(model.roi_heads.box_predictor.cls_score.weight.grad.abs().sum()) > 0
+
+
+def test_only_the_predictor_leaves_autocast():
+    """What comes after it, the masks for example, runs as before; without autocast the precision stays."""
+    seen = []
+    model = use_ranking_loss(detector(MaskRCNN), memory=0)
+    model.roi_heads.mask_head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses_of(model, MaskRCNN)
+    assert seen == [torch.bfloat16]
+    model = use_ranking_loss(detector(), memory=0).double()
+    ranking_loss(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
+    images, targets = batch()
+    targets = [{**one, "boxes": one["boxes"].double()} for one in targets]
+    model.train()([image.double() for image in images], targets)
+    assert seen[1:] == [torch.float64]
+
+
+def test_class_logits_at_test_time_are_plain():
+    seen = []
+
+    class Heads(RoIHeads):
+        def postprocess_detections(self, class_logits, *others):
+            seen.append(type(class_logits))
+            return super().postprocess_detections(class_logits, *others)
+
+    model = detector()
+    model.roi_heads.__class__ = Heads
+    detections(use_ranking_loss(model))
+    assert seen == [torch.Tensor]
 
 
 def test_a_predictor_that_fails_keeps_no_hook():
