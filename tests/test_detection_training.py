@@ -334,24 +334,27 @@ def test_recipes_and_loss_have_the_same_defaults():
 
 
 def test_how_much_longer_steps_are():
-    """Step by step, where the median forgives the slow ones, with the median's standard error."""
-    steps = {"cross entropy": [10.0, 12.0, 90.0, 10.0, 10.0, 11.0, 12.0, 12.0]}
-    steps["ranking"] = [10.5, 12.5, 10.5, 10.25, 10.5, 11.5, 12.75, 12.75]
-    # in the middle half differences are 0.3125 to 0.6875: 0.93 * 0.375 / sqrt(8)
-    assert voc_cost._more(steps, "ranking") == "+0.50 ± 0.12 (+4.3 ± 1.1 %)"
-    assert voc_cost._more_kernels({"cross entropy": 20.0, "ranking": 20.5}, "ranking") == "20.50 | +0.50 (+2.50 %)"
+    """Step by step; a slow moment, even a long one, is outvoted, and shows in the standard error."""
+    base = [10.0, 12.0, 11.0] * 10
+    more = [0.25, 0.5, 0.75] * 9 + [0.5, 1.0, 90.0]  # medians: nine times 0.5, once 1
+    steps = {"cross entropy": base, "ranking": [a + b for a, b in zip(base, more, strict=True)]}
+    assert voc_cost._more(steps, "ranking") == "+0.55 ± 0.05 (+5.0 ± 0.5 %)"
     assert voc_cost._more(steps, "cross entropy") == "+0.00 ± 0.00 (+0.0 ± 0.0 %)"
+    assert voc_cost._more_kernels({"cross entropy": 20.0, "ranking": 20.5}, "ranking") == "20.50 | +0.50 (+2.50 %)"
 
 
-def test_the_error_of_a_median():
+@pytest.mark.parametrize("lasting", [1, 25])
+def test_what_the_standard_error_is_worth(lasting):
+    """It says how much repeated measurements differ, also where slow moments last."""
     draw = np.random.default_rng(0)
-    medians, errors = [], []
+    found = []
     for _ in range(400):
-        steps = {"cross entropy": [50.0] * 200, "ranking": list(50 + draw.normal(0.5, 2.0, 200))}
+        noise = draw.normal(0.5, 2.0, 250 // lasting).repeat(lasting)
+        steps = {"cross entropy": [50.0] * 250, "ranking": list(50 + noise)}
         middle, _, error, *_ = voc_cost._more(steps, "ranking").split()
-        medians.append(float(middle))
-        errors.append(float(error))
-    assert np.std(medians) == pytest.approx(np.mean(errors), rel=0.1)
+        found.append((float(middle), float(error)))
+    medians, errors = np.array(found).T
+    assert medians.std() == pytest.approx(errors.mean(), rel=0.1)
 
 
 def test_what_the_loss_costs(monkeypatch):

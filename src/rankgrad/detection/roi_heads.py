@@ -1,8 +1,8 @@
 """torchvision's RoI heads with another loss at the classifier and other scores at test time.
 
-Only three seams of ``RoIHeads`` are used, all there since torchvision 0.3: ``box_predictor`` gives the class
-logits, ``F.cross_entropy`` is taken of them in training, ``postprocess_detections`` turns them into detections.
-torchvision's own ``forward`` runs as it is.
+Only three seams of ``RoIHeads`` are used, all there since torchvision 0.3: ``select_training_samples`` says which
+label each sampled region has, ``box_predictor`` gives the class logits, ``postprocess_detections`` turns them into
+detections. torchvision's own ``forward`` runs as it is, but for its cross entropy, which nobody would look at.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from rankgrad.detection.region_loss import RegionLoss, padded
 LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
 
 
-#: Stands where torchvision's cross entropy would be, until our loss is there.
-_TO_COME = torch.tensor(torch.nan, device="cpu")
+def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    """What a predictor said; class logits computed in half precision are computed again in float32.
 
-
-class ClassLogits(Tensor):
-    """Class logits that note the labels of which their cross entropy is taken, and have none themselves.
-
-    All else is done with them as with any tensor.
+    bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can.
     """
+    if output[0].dtype not in (torch.float16, torch.bfloat16) or not torch.is_autocast_enabled(
+        output[0].device.type
+    ):
+        return output
+    with torch.autocast(output[0].device.type, enabled=False):
+        return module.forward(*(value.float() if isinstance(value, Tensor) else value for value in inputs))
 
-    labels: list[Tensor]
+
+class _Unasked(Tensor):
+    """Class logits of which torchvision takes the cross entropy for nothing: it gets None."""
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.cross_entropy:
-            args[0].labels.append(args[1])
-            return _TO_COME
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            return None
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 class RankingHeads:
@@ -52,59 +52,47 @@ class RankingHeads:
     box_predictor: nn.Module
     fg_bg_sampler: Any
 
-    def forward(self, features: Any, proposals: list[Tensor], *rest: Any, **named: Any) -> Any:
-        """As in torchvision, with our loss under ``loss_classifier``.
+    def select_training_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As in torchvision; the labels are kept for the loss."""
+        samples = super().select_training_samples(*args, **kwargs)  # type: ignore[misc]
+        self.__dict__["_sampled_labels"] = samples[2]
+        return samples
 
-        It is taken last: the box loss makes Python wait for the GPU, which should not have our launches before it.
-        """
-        logits: list[Tensor] = []
-        labels: list[Tensor] = []
-        device = proposals[0].device.type
-        autocast = torch.is_autocast_enabled(device)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As in torchvision, with our loss under ``loss_classifier``."""
+        seen: list[Tensor] = []
+        forward = super().forward  # type: ignore[misc]
+        # In a user's own forward the cross entropy may be part of something else.
+        unasked = self.training and getattr(forward, "__func__", None) is RoIHeads.forward
 
-        def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            if not autocast:
-                return inputs
-            # bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can
-            torch.set_autocast_enabled(device, False)
-            return tuple(value.float() if isinstance(value, Tensor) else value for value in inputs)
+        def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+            output = in_float32(module, inputs, output)
+            seen.append(output[0])
+            return (output[0].as_subclass(_Unasked), *output[1:]) if unasked else output
 
-        def end(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-            torch.set_autocast_enabled(device, autocast)
-            if not self.training:
-                return output
-            logits.append(output[0])
-            noting = output[0].as_subclass(ClassLogits)
-            noting.labels = labels
-            return noting, *output[1:]
-
-        predictor = self.box_predictor
+        hook = self.box_predictor.register_forward_hook(look)
         try:
-            with predictor.register_forward_pre_hook(begin), predictor.register_forward_hook(end):
-                result, losses = super().forward(features, proposals, *rest, **named)  # type: ignore[misc]
+            result, losses = forward(*args, **kwargs)
+            if self.training:
+                losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
+            return result, losses
         finally:
-            torch.set_autocast_enabled(device, autocast)
-        if self.training:
-            if not any(value is _TO_COME for value in losses.values()):
-                kind = original(type(self)).__name__
-                raise TypeError(
-                    f"model: expected roi_heads with a loss F.cross_entropy(class_logits, labels), received {kind}"
-                )
-            loss = self._loss(logits[0], labels[0], len(proposals) * self.fg_bg_sampler.batch_size_per_image)
-            losses = {name: loss if value is _TO_COME else value for name, value in losses.items()}
-        return result, losses
+            self.__dict__.pop("_sampled_labels", None)
+            hook.remove()
 
-    def _loss(self, class_logits: Tensor, labels: Tensor, regions: int) -> Tensor:
-        """The given loss. Where it is recorded and replayed, all batches get so many regions."""
-        inputs: tuple[Tensor, ...] = (class_logits, labels)
+    def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
+        """The given loss. Where it is recorded and replayed, batches get the same number of regions."""
+        together = torch.cat(labels)
+        inputs: tuple[Tensor, ...] = (class_logits, together)
         loss: nn.Module = self.__dict__[LOSS]
         replayed: nn.Module = self.__dict__[REPLAYED]
         if not loss.training:
             loss.train()
         if type(loss) is RegionLoss:
             loss.ranking.memory.follow(class_logits.device)
-            if len(labels) < regions and cast(Graphed, replayed).replays(*inputs):
-                inputs = padded(class_logits, labels, regions)
+            most = len(labels) * self.fg_bg_sampler.batch_size_per_image
+            if len(together) < most and cast(Graphed, replayed).replays(*inputs):
+                inputs = padded(class_logits, together, most)
         elif any(one.numel() and one.device != class_logits.device for one in loss.buffers()):
             loss.to(class_logits.device)
         return cast(Tensor, replayed(*inputs))
