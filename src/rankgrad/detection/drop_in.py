@@ -25,7 +25,8 @@ def use_ranking_loss(
     Nothing is added to the model's ``state_dict``: weights are exchanged freely with a plain model's. The
     memory is state of the training, in ``ranking_loss(model).state_dict()``; save that too if training goes on.
     The loss is no submodule: ``model.to(...)`` leaves it alone, it follows the logits by itself. On a GPU
-    :class:`RegionLoss` is recorded and replayed (:func:`rankgrad.graphed`).
+    :class:`RegionLoss` is recorded and replayed (:func:`rankgrad.graphed`). Several GPUs train with
+    DistributedDataParallel; the threads of nn.DataParallel would share one loss and its memory.
 
     Args:
         model: With ``roi_heads`` as torchvision's detectors have, any backbone and box head.
