@@ -25,14 +25,16 @@ LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
 def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     """What a predictor said; class logits computed in half precision are computed again in float32.
 
-    bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can.
+    bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can. What was
+    said about boxes stays.
     """
     if output[0].dtype not in (torch.float16, torch.bfloat16) or not torch.is_autocast_enabled(
         output[0].device.type
     ):
         return output
     with torch.autocast(output[0].device.type, enabled=False):
-        return module.forward(*(value.float() if isinstance(value, Tensor) else value for value in inputs))
+        again = module.forward(*(value.float() if isinstance(value, Tensor) else value for value in inputs))
+    return (again[0], *output[1:]) if type(output) is tuple else again
 
 
 class _Unasked(Tensor):
