@@ -5,6 +5,7 @@ import io
 import pickle
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -538,6 +539,27 @@ def test_half_precision_has_no_ties():
     assert not torch.equal(seen["logits"], seen["logits"].bfloat16().float())
     sum(losses.values()).backward()
     assert float(model.roi_heads.box_predictor.cls_score.weight.grad.abs().sum()) > 0
+
+
+def test_a_predictor_whose_output_has_names():
+    class Said(NamedTuple):
+        logits: torch.Tensor
+        boxes: torch.Tensor
+
+    class Predictor(FastRCNNPredictor):
+        def forward(self, features):
+            return Said(*super().forward(features))
+
+    class Heads(OwnForward):
+        def take(self, features, labels, regression):
+            said = self.box_predictor(features)
+            classes, boxes = fastrcnn_loss(said.logits, said.boxes.float(), labels, regression)
+            return {"loss_classifier": classes, "loss_box_reg": boxes}
+
+    model = detector(box_predictor=Predictor(16, 1 + CLASSES))
+    model.roi_heads.__class__ = Heads
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert losses_of(use_ranking_loss(model))["loss_classifier"].requires_grad
 
 
 def test_only_the_predictor_leaves_autocast():
