@@ -386,15 +386,13 @@ def test_torchvisions_cross_entropy_is_left_out_where_nobody_else_looks(kind, ti
     assert all(type(loss) is torch.Tensor for loss in losses.values())
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_a_compiled_detector(half):
+def test_a_compiled_detector():
     """torchvision's detectors compile in pieces; the exchange goes along."""
     found = []
     for wrap in (lambda model: model, lambda model: torch.compile(model, backend="eager")):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
             found.append(losses_of(wrap(use_ranking_loss(detector(), memory=1))))
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name])
+    torch.testing.assert_close(*found)
 
 
 def test_evaluation_does_not_touch_the_memory():
