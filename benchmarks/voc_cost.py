@@ -43,6 +43,7 @@ SUBJECTS = (
     Subject("resnet50", (608, 800), stock=False, times=500),
     Subject("resnet50", (800, 1088), stock=True, times=150),
 )
+#: How many parts of a measurement are compared with each other.
 STRETCHES = 10
 #: Cross entropy twice: what the second takes more than the first says what differences are worth.
 LOSSES = ("cross entropy", "cross entropy again", "ranking")

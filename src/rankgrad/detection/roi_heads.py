@@ -37,7 +37,7 @@ def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     return (again[0], *output[1:]) if type(output) is tuple else again
 
 
-class _Unasked(Tensor):
+class _WithoutCrossEntropy(Tensor):
     """Class logits of which torchvision takes the cross entropy for nothing: it gets None."""
 
     @classmethod
@@ -65,12 +65,12 @@ class RankingHeads:
         seen: list[Tensor] = []
         forward = super().forward  # type: ignore[misc]
         # In a user's own forward the cross entropy may be part of something else.
-        unasked = self.training and getattr(forward, "__func__", None) is RoIHeads.forward
+        left_out = self.training and getattr(forward, "__func__", None) is RoIHeads.forward
 
         def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
             output = in_float32(module, inputs, output)
             seen.append(output[0])
-            return (output[0].as_subclass(_Unasked), *output[1:]) if unasked else output
+            return (output[0].as_subclass(_WithoutCrossEntropy), *output[1:]) if left_out else output
 
         hook = self.box_predictor.register_forward_hook(look)
         try:
