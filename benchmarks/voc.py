@@ -50,6 +50,7 @@ ROWS = {
     "CE + 0.3 log_ap on softmax, no margin": ranking(rank="softmax", more="loss.margin=0"),
     "CE + 0.3 log_ap on logits": ranking(rank="logits"),
     "CE + 0.3 log_ap, margin 2": ranking(more="loss.margin=2"),
+    "CE + 0.3 log_ap, margin 3": ranking(more="loss.margin=3"),
     "CE + 0.3 log_ap, memory 30": ranking(more="loss.memory=30"),
     "paper: ap on logits": ranking("ap", "logits", weight=1, ce=0),
     "log_ap on logits": ranking(rank="logits", weight=1, ce=0),

@@ -312,6 +312,22 @@ def test_settings_are_chosen_on_val_in_a_folder_of_their_own(tmp_path, monkeypat
     assert "judged on val" in (tmp_path / "runs" / "voc-val" / "table.md").read_text()
 
 
+def test_settings_that_a_row_would_undo(tmp_path, monkeypatch):
+    """A row chooses its loss, and what was said of the loss before is gone."""
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(voc.side_by_side, "train", lambda jobs, **how: asked.extend(jobs))
+    arguments = ["voc.py", "--data", "D", "--rows", "^CE . 0.3 log_ap$"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "lr=0.03"])
+    voc.main()
+    assert recipes.load("voc07", asked[0].settings)[1].optim.lr == 0.03
+    monkeypatch.setattr(sys, "argv", [*arguments, "loss.margin=3"])
+    with pytest.raises(
+        UserError, match=r"^settings: expected what no row sets .* received loss\.margin=3; see row"
+    ):
+        voc.main()
+
+
 def test_a_detector_is_not_compiled():
     assert recipes.load("voc07", ["compile=false"])[1].compile is False
     with pytest.raises(UserError, match=r"^compile: a detector is not compiled, .*; received true$"):
