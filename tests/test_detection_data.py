@@ -149,18 +149,20 @@ def test_the_canvas_is_torchvisions(short, long):
     torch.testing.assert_close(mine.pictures, wanted.tensors, atol=2e-4, rtol=0)
 
 
-def test_flips_and_boxes_are_v2s():
+@pytest.mark.parametrize("factor", [1.0, 0.6, 1.3])
+def test_flips_and_boxes_are_v2s(factor):
     pictures = random_pictures()
     view = View(short=60, long=110)
+    shown = View(short=round(60 * factor), long=round(110 * factor))
     flips = torch.tensor([True, False, True, True])
     corner = torch.rand(4, 3, 2) * 15
     boxes = list(torch.cat([corner, corner + 1 + 4 * torch.rand(4, 3, 2)], dim=2))
-    made = canvas(Ragged.of(pictures), flips, view)
+    made = canvas(Ragged.of(pictures), flips, view, factor)
     placed = place_boxes(boxes, made, flips)
     for n, (picture, box) in enumerate(zip(pictures, boxes, strict=True)):
         image = picture.permute(2, 0, 1)
         there = tv_tensors.BoundingBoxes(box, format="XYXY", canvas_size=tuple(image.shape[1:]))
-        high, wide = (int(side) for side in target_sizes(*(torch.tensor([s]) for s in image.shape[1:]), view))
+        high, wide = (int(side) for side in target_sizes(*(torch.tensor([s]) for s in image.shape[1:]), shown))
         image, there = (
             v2.functional.resize(image.float(), [high, wide], antialias=False),
             v2.functional.resize(there, [high, wide]),

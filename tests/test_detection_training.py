@@ -15,7 +15,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from rankgrad import recipes
 from rankgrad.cli import main
-from rankgrad.detection import RegionLoss, model, ranking_loss
+from rankgrad.detection import RegionLoss, batches, model, ranking_loss
 from rankgrad.detection import task as task_module
 from rankgrad.detection.config import Config, Loss, Model, View
 from rankgrad.detection.region_loss import padded
@@ -139,6 +139,30 @@ def test_difficult_objects_are_no_targets(root):
     for whole, kept in zip(task.source.scenes.objects, task.objects, strict=True):
         assert torch.equal(kept.boxes, whole.boxes[~whole.difficult])
         assert len(kept.labels) == int((~whole.difficult).sum())
+
+
+def test_batches_are_shown_at_many_sizes(root, monkeypatch):
+    """With jitter: a factor for each batch, the same when the step is done again; mirroring is as without."""
+    shown: dict[str, list[float]] = {}
+    mirrored: dict[str, list[torch.Tensor]] = {}
+    for jitter in ("[1,1]", "[0.5,1.5]"):
+
+        def watched(pictures, flips, view, factor, jitter=jitter):
+            shown.setdefault(jitter, []).append(factor)
+            mirrored.setdefault(jitter, []).append(flips)
+            return batches.canvas(pictures, flips, view, factor)
+
+        monkeypatch.setattr(task_module, "canvas", watched)
+        _, config = recipes.load("voc", [*SMALL, f"data.root={root}", f"view.jitter={jitter}"])
+        task = DetectionTask(config, torch.device("cpu"))
+        task.network.train()
+        for step in (*range(12), 3):
+            assert torch.isfinite(task.batch_loss(task.network, step))
+    assert shown["[1,1]"] == [1.0] * 13
+    factors = shown["[0.5,1.5]"]
+    assert len(set(factors)) == 12 and factors[12] == factors[3]
+    assert 0.5 <= min(factors) < 0.7 and 1.3 < max(factors) <= 1.5
+    assert all(torch.equal(a, b) for a, b in zip(*mirrored.values(), strict=True))
 
 
 @pytest.mark.parametrize("stop", [2, 4])
@@ -337,6 +361,10 @@ def test_a_detector_is_not_compiled():
 def test_settings_of_a_detector_that_do_not_fit_each_other():
     with pytest.raises(UserError, match=r"^view\.short = 900 must not exceed view\.long = 700$"):
         recipes.load("voc07", ["view.short=900", "view.long=700"])
+    with pytest.raises(
+        UserError, match=r"^view: jitter: expected the smaller factor first, received \[1\.2, 0\.6\]$"
+    ):
+        recipes.load("voc07", ["view.jitter=[1.2,0.6]"])
     with pytest.raises(UserError, match=r"^loss: lam = 0\.5 and window = 2 exclude each other, say lam=null$"):
         recipes.load("voc07", ["loss.window=2"])
 

@@ -66,15 +66,18 @@ class Canvas:
     scales: Tensor
 
 
-def target_sizes(height: Tensor, width: Tensor, view: View) -> tuple[Tensor, Tensor]:
-    """Height and width when the short side is ``view.short``, or the long one ``view.long`` if that is less."""
+def target_sizes(height: Tensor, width: Tensor, view: View, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Height and width when the short side is ``view.short``, or the long one ``view.long`` if that is less.
+
+    Both limits times ``factor``.
+    """
     height, width = height.double(), width.double()
     short, long = torch.minimum(height, width), torch.maximum(height, width)
-    scale = torch.minimum(view.short / short, view.long / long)
+    scale = torch.minimum(view.short / short, view.long / long) * factor
     return (height * scale).floor().long(), (width * scale).floor().long()
 
 
-def canvas(pictures: Ragged, flips: Tensor | None, view: View) -> Canvas:
+def canvas(pictures: Ragged, flips: Tensor | None, view: View, factor: float = 1.0) -> Canvas:
     """Resize, mirror and normalise pictures into one batch, as torchvision's detectors do it one by one.
 
     Bilinear without antialiasing and zeros as padding after normalising, like ``GeneralizedRCNNTransform``.
@@ -83,9 +86,10 @@ def canvas(pictures: Ragged, flips: Tensor | None, view: View) -> Canvas:
         pictures: N pictures.
         flips: ``[N]`` bool, or None.
         view: The size to bring them to.
+        factor: All sizes times this.
     """
     device = pictures.pixels.device
-    high, wide = target_sizes(pictures.height, pictures.width, view)
+    high, wide = target_sizes(pictures.height, pictures.width, view, factor)
     rows, columns = (int(-(-side.max() // STRIDE) * STRIDE) for side in (high, wide))
     source = whole(pictures)
     flips = torch.zeros(len(pictures), dtype=torch.bool) if flips is None else flips

@@ -29,6 +29,13 @@ class View(Section):
     short: Count = 600  # pixels of the shorter side
     long: Count = 1000  # at most so many pixels of the longer side
     flip: bool = True
+    jitter: tuple[Positive, Positive] = (1.0, 1.0)  # training: each batch is shown at a random factor of the size
+
+    @model_validator(mode="after")
+    def _in_order(self) -> View:
+        if self.jitter[0] > self.jitter[1]:
+            raise ValueError(f"jitter: expected the smaller factor first, received {list(self.jitter)}")
+        return self
 
 
 class Batch(Section):

@@ -202,7 +202,9 @@ class DetectionTask:
         generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
         flips = torch.rand(len(everyone), generator=generator) < (0.5 if self.config.view.flip else 0.0)
         flips = distributed.share(flips)
-        view = canvas(pictures, flips, self.config.view)
+        smallest, largest = self.config.view.jitter
+        factor = smallest + (largest - smallest) * float(torch.rand((), generator=generator))
+        view = canvas(pictures, flips, self.config.view, factor)
         objects = [self.objects[row] for row in mine.tolist()]
         targets = self._targets(place_boxes([o.boxes for o in objects], view, flips), objects)
         self._watched = step % WATCH_EVERY == 0
