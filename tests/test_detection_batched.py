@@ -183,6 +183,31 @@ def test_regions_are_torchvisions():
     assert seen > 6
 
 
+def test_losses_of_a_detector_are_torchvisions():
+    """With everything sampled nothing is random: losses and gradients are those of torchvision's parts in turn."""
+    net = network().train()
+    for part in (net.rpn, net.roi_heads):
+        part.fg_bg_sampler = BalancedPositiveNegativeSampler(10_000, 0.5)
+    pictures, sizes = torch.randn(3, 3, 96, 128), list(SIZES)
+    found = []
+    for ours in (True, False):
+        net.zero_grad()
+        if ours:
+            losses = net(pictures, sizes, targets())
+        else:
+            net.rpn.__class__, net.roi_heads.__class__ = RegionProposalNetwork, RoIHeads
+            features = net.backbone(pictures)
+            proposals, losses = net.rpn(ImageList(pictures, sizes), features, targets())
+            losses.update(net.roi_heads(features, proposals, sizes, targets())[1])
+        sum(losses.values()).backward()
+        assert len(losses) == 4
+        gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+        found.append({**{name: value.detach() for name, value in losses.items()}, **gradients})
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-5)
+
+
 def test_few_regions():
     net = network()
     heads = net.roi_heads.train()

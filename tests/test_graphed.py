@@ -376,6 +376,20 @@ def test_modes_make_a_new_recording(made):
     assert len(made) == 5
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
+def test_precision_by_its_new_name(made):
+    """Where it was set by the new name, torch raises at a look by the old one."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    loss = rankgrad.graphed(rankgrad.RecallLoss())
+    try:
+        for precision in ("ieee", "tf32", "ieee", "tf32"):
+            torch.backends.cuda.matmul.fp32_precision = precision
+            loss(*batch(12, 0, "cpu"))
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert [one.calls for one in made] == [2, 2]
+
+
 def test_recordings_of_what_is_gone_go_too(replays_on_the_cpu):
     """A memory that was reset is not kept alive."""
     loss = rankgrad.graphed(rankgrad.RecallLoss(memory=2))

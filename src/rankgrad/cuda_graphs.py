@@ -26,6 +26,9 @@ _SETTINGS = (type(None), bool, int, float, str, np.number)
 #: What every Module has.
 _NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"}
 
+#: How exact products of matrices are. Once this was set by its new name, torch refuses to tell by the old one.
+_MATMUL = "fp32_precision" if hasattr(torch.backends.cuda.matmul, "fp32_precision") else "allow_tf32"
+
 
 class _Part:
     """A Module of the loss as it was when recorded: its settings, what it holds, and where its tensors are."""
@@ -71,7 +74,7 @@ class _Part:
 
 def _form(inputs: tuple[Any, ...], names: tuple[str, ...]) -> Any:
     """What a recording depends on beside the loss."""
-    modes = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul.allow_tf32
+    modes = torch.is_autocast_enabled("cuda"), getattr(torch.backends.cuda.matmul, _MATMUL)
     form = tuple(
         (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
         for value in inputs

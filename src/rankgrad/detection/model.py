@@ -22,6 +22,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d
 
 from rankgrad.detection.config import Model, View
+from rankgrad.detection.matching import Truth
 from rankgrad.detection.proposals import BatchedHeads, BatchedProposals
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
@@ -95,9 +96,10 @@ class Detector(FasterRCNN):  # type: ignore[misc]
         """The losses of a batch; boxes of the targets in pixels of the batch."""
         features = self.backbone(pictures)
         images = ImageList(pictures, sizes)
-        proposals, proposal_losses = self.rpn(images, features, targets)
+        proposals, said = self.rpn.propose(images, features)
         _, losses = self.roi_heads(features, proposals, sizes, targets)
-        return {**losses, **proposal_losses}
+        # Last, as Python is what takes time here: meanwhile the GPU computes the heads' losses.
+        return {**losses, **self.rpn.losses(*said, Truth.of(targets))}
 
     def regions(self, pictures: Tensor, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Class logits, box regression and proposals of a batch, from which detections are made."""

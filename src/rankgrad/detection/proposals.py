@@ -74,6 +74,17 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         self, images: ImageList, features: dict[str, Tensor], targets: list[dict[str, Tensor]] | None = None
     ) -> Any:
         """Proposals of each picture, and the losses in training."""
+        proposals, said = self.propose(images, features)
+        if not self.training:
+            return proposals, {}
+        if targets is None:
+            raise ValueError("targets: expected boxes and labels in training, received None")
+        return proposals, self.losses(*said, Truth.of(targets))
+
+    def propose(
+        self, images: ImageList, features: dict[str, Tensor]
+    ) -> tuple[list[Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Proposals of each picture, and what the losses are taken of: objectness, box regression and anchors."""
         maps = list(features.values())
         scores, regression = self.head(maps)
         anchors = self.anchor_generator(images, maps)
@@ -82,11 +93,7 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         objectness, deltas = objectness.reshape(len(anchors), -1), deltas.reshape(len(anchors), -1, 4)
         boxes = self.box_coder.decode(deltas.detach().flatten(0, 1), anchors).reshape(len(anchors), -1, 4)
         proposals = self.proposals(boxes, objectness.detach(), images.image_sizes, levels)
-        if not self.training:
-            return proposals, {}
-        if targets is None:
-            raise ValueError("targets: expected boxes and labels in training, received None")
-        return proposals, self.losses(objectness, deltas, anchors[0], Truth.of(targets))
+        return proposals, (objectness, deltas, anchors[0])
 
     def proposals(
         self, boxes: Tensor, objectness: Tensor, sizes: list[tuple[int, int]], levels: list[int]
@@ -129,7 +136,7 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         total = chosen.sum().clamp(min=1)
         wanted = kind.gather(1, columns).clamp(min=0).to(objectness)
         each = F.binary_cross_entropy_with_logits(objectness.gather(1, columns), wanted, reduction="none")
-        front = columns[:, : min(positives, columns.shape[1])]
+        front = columns[:, : min(positives, kind.shape[1])]  # the rest is background
         there = chosen[:, : front.shape[1]]
         four = front.unsqueeze(2).expand(-1, -1, 4)
         object_of = best.gather(1, front).unsqueeze(2).expand(-1, -1, 4)
