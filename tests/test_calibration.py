@@ -40,6 +40,8 @@ def test_what_cannot_be_fitted():
         fit_scale(torch.rand(5), torch.zeros(5, dtype=torch.bool))
     with pytest.raises(ValueError, match="scores: expected relevant items that score higher"):
         fit_scale(torch.arange(10.0), torch.arange(10) < 5)
+    with pytest.raises(ValueError, match="scores: expected scores that differ"):
+        fit_scale(torch.full((10,), 3.0), torch.arange(10) < 5)
 
 
 def ranked(rank):

@@ -109,6 +109,11 @@ def test_report_can_be_written_again(trained, capsys):
             ["train", "digits", "batch.size=500"],
             "rankgrad: batch.size: expected at most 10 pictures of each of the 10 classes, received 500 (int)",
         ),
+        (
+            ["train", "digits", "milestones=[1,"],
+            "rankgrad: milestones: expected YAML, received '[1,' (line 1: expected the node content, but found "
+            "'<stream end>')",
+        ),
         (["eval", "no.safetensors"], "rankgrad: CHECKPOINT: no such file 'no.safetensors'"),
     ],
 )

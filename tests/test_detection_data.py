@@ -1,7 +1,11 @@
 """The VOC reader, batches by aspect ratio, and pictures on the canvas against torchvision's own transforms."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision import tv_tensors
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms import v2
@@ -9,6 +13,7 @@ from torchvision.transforms import v2
 from rankgrad.detection import data
 from rankgrad.detection.batches import AspectSampler, canvas, place_boxes, target_sizes
 from rankgrad.detection.config import Data, View
+from rankgrad.detection.task import Source
 from rankgrad.training.errors import UserError
 from rankgrad.vision.pictures import MEAN, STD, Ragged
 
@@ -40,7 +45,8 @@ def test_the_reader(tmp_path):
 def test_boxes_are_edges(tmp_path, box, edges):
     path = tmp_path / "a.xml"
     path.write_text(scenes.annotation([("leaf", box, True)]))
-    ((name, found, difficult),) = data.read_annotation(path)
+    ((name, found, difficult),), size = data.read_annotation(path)
+    assert size == (64, 48)
     assert (name, difficult) == ("leaf", True)
     assert found == pytest.approx(edges)
 
@@ -104,6 +110,44 @@ def test_what_the_user_can_mend(tmp_path):
         read(tmp_path, name="voc07", counts="any")
 
 
+def test_nothing_to_test_on(tmp_path):
+    """Known before the training, not after it."""
+    scenes.voc_set(tmp_path)
+    for hard in (True, None):
+        for path in (tmp_path / "Annotations").glob("0001*.xml"):
+            path.write_text(scenes.annotation([] if hard is None else [("leaf", (1, 1, 9, 9), hard)]))
+        with pytest.raises(UserError, match="--data: no objects to test on"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".JPEG", ".PNG", ".bmp", ".webp"])
+def test_pictures_by_other_names(tmp_path, suffix):
+    scenes.voc_set(tmp_path)
+    for path in list((tmp_path / "JPEGImages").glob("*.jpg")):
+        path.rename(path.with_suffix(suffix))
+    names = (tmp_path / "ImageSets/Main/trainval.txt").read_text()
+    (tmp_path / "ImageSets/Main/trainval.txt").write_text(names, encoding="utf-8-sig")  # as Windows' editor does
+    found = read(tmp_path).train.sources
+    assert len(found) == 12 and all(path.is_file() and path.suffix == suffix for path in found)
+
+
+def test_pictures_that_are_not_what_they_seem(tmp_path):
+    """Other sizes than in the annotation (turned by a camera, or resized), and more bits than 8."""
+    scenes.voc_set(tmp_path)
+    pictures = tmp_path / "JPEGImages"
+    Image.open(pictures / "000001.jpg").resize((48, 64)).save(pictures / "000001.jpg", "PNG")
+    Image.fromarray(np.full((48, 64), 3000, np.uint16)).save(pictures / "000002.jpg", "PNG")
+    for size in ("<size><width>0</width><height>0</height></size>", ""):  # unknown: no fault
+        path = tmp_path / "Annotations" / "000003.xml"
+        path.write_text(re.sub("<size>.*</size>", size, path.read_text()))
+        config = Data(name="voc", root=str(tmp_path), broken="skip")
+        faults = Source(data.read(config).train, config, torch.device("cpu"), lambda done: None).faults
+        assert faults == [
+            "000001: broken (48 x 64 pixels, 64 x 48 in the annotation)",
+            "000002: broken (expected 8 bits a channel, received Pillow's mode I;16)",
+        ]
+
+
 def test_two_years_are_read_together(tmp_path):
     for year, train in (("2007", 3), ("2012", 4)):
         base = scenes.voc_set(tmp_path / "VOCdevkit" / f"VOC{year}", train=train, test=2)
@@ -147,6 +191,17 @@ def test_the_canvas_is_torchvisions(short, long):
     mine = canvas(Ragged.of(pictures), None, View(short=short, long=long))
     assert mine.sizes == [tuple(size) for size in wanted.image_sizes]
     torch.testing.assert_close(mine.pictures, wanted.tensors, atol=2e-4, rtol=0)
+
+
+def test_no_side_is_less_than_a_pixel():
+    for factor in (1.0, 1e-6):
+        high, wide = target_sizes(
+            torch.tensor([1, 2000]), torch.tensor([2000, 1]), View(short=60, long=96), factor
+        )
+        assert min(high.tolist() + wide.tolist()) == 1
+    strip = torch.randint(0, 256, (1, 2000, 3), dtype=torch.uint8)
+    made = canvas(Ragged.of([strip]), None, View(short=60, long=96))
+    assert made.sizes == [(1, 96)] and made.pictures.shape == (1, 3, 32, 96)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.6, 1.3])

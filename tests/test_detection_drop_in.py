@@ -392,6 +392,20 @@ def test_torchvisions_cross_entropy_is_left_out_where_nobody_else_looks(kind, ti
     assert all(type(loss) is torch.Tensor for loss in losses.values())
 
 
+@pytest.mark.parametrize("scores", ["softmax", "odds", "logits"])
+def test_no_region_in_any_picture(scores):
+    """As with rpn_score_thresh in torchvision's MobileNet detector: nothing is found, and nothing fails."""
+    model = detector()
+    use_ranking_loss(model, scores=scores)
+    heads = model.eval().roi_heads
+    none, sizes = [torch.zeros(0, 4), torch.zeros(0, 4)], [(64, 80), (64, 80)]
+    classes = heads.box_predictor.cls_score.out_features
+    with torch.no_grad():
+        found = heads.postprocess_detections(torch.zeros(0, classes), torch.zeros(0, 4 * classes), none, sizes)
+    assert [[len(one) for one in kind] for kind in found] == [[0, 0]] * 3
+    assert found[0][0].shape == (0, 4)
+
+
 def test_a_compiled_detector():
     """torchvision's detectors compile in pieces; the exchange goes along."""
     found = []

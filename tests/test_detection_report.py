@@ -11,7 +11,7 @@ import torch
 from rankgrad.detection.data import Objects
 from rankgrad.detection.evaluate import evaluate
 from rankgrad.detection.paper import TABLE
-from rankgrad.detection.report import bars, sections, write_examples
+from rankgrad.detection.report import _picture, bars, sections, write_examples
 from rankgrad.recipes import load, run
 from test_detection_training import SMALL
 
@@ -98,6 +98,15 @@ def test_detections_are_drawn_right(tmp_path):
     assert right["box"] == [0.0, 0.0, 80.0, 80.0]  # shown at 320 pixels
     table = json.loads((tmp_path / "classes.json").read_text())["odds"]
     assert table["AP50"] == {"cat": 50.0, "dog": 0.0}
+
+
+def test_a_strip_is_drawn():
+    class Source:
+        def picture(self, row):
+            return torch.zeros(1, 2000, 3, dtype=torch.uint8)
+
+    _, scale, width, height = _picture(Source(), 0)
+    assert (width, height) == (320, 1) and scale == pytest.approx(0.16)
 
 
 def test_the_papers_rows():

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import sys
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -231,6 +232,64 @@ def test_broken_pictures_are_named(tmp_path):
     task = DetectionTask(config, torch.device("cpu"))
     assert len(task.source.scenes) == len(task.objects) == 6
     assert "000003" not in task.source.scenes.names
+
+
+def test_no_picture_can_be_read(tmp_path):
+    scenes.voc_set(tmp_path)
+    for path in (tmp_path / "JPEGImages").glob("0001*"):
+        path.write_bytes(b"x")
+    _, config = recipes.load("voc", [*SMALL, f"data.root={tmp_path}", "broken=skip"])
+    with pytest.raises(UserError, match=r"^--data: 6 of 6 pictures cannot be read: 000100: broken"):
+        DetectionTask(config, torch.device("cpu"))
+
+
+def test_where_the_weights_cannot_be_fetched(monkeypatch):
+    def fetch(*args, **kwargs):
+        raise URLError("no route")
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", fetch)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
+    with pytest.raises(
+        UserError, match=r"^model\.weights: the library's weights of resnet18 cannot be fetched .*no route"
+    ):
+        model.build(Model(backbone="resnet18"), View(), regions=8, classes=["a"], seed=0)
+
+
+@pytest.mark.parametrize("loss", ["ranking", "cross_entropy"])
+def test_a_run_that_diverges_says_so(root, tmp_path, loss):
+    """Whether the ranks notice it first (NaN has none) or the loss."""
+    settings = [*SMALL[:-1], f"loss={loss}", f"data.root={root}", "lr=1e6", "optim.clip=0", "warmup=0"]
+    with pytest.raises(UserError, match=r"^loss: (nan|inf) at step \d \(epoch 1, learning rate .*Try a lower lr"):
+        run.run("voc", settings, out=str(tmp_path / "a"))
+
+
+def test_a_folder_whose_name_is_a_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scenes.voc_set(tmp_path / "2007")
+    seen = []
+    monkeypatch.setattr(run, "run", lambda recipe, overrides, **kwargs: seen.append(overrides) or sys.exit(0))
+    for name in ("2007", "a #2", 'quo"te'):
+        with pytest.raises(SystemExit):
+            main(["train", "voc", "--data", name])
+        assert recipes.load("voc", seen[-1])[1].data.root == name
+
+
+def test_the_first_batch_decides_nothing():
+    """torchvision guesses the scales of its pooling once, from the height of the first pictures: 40 of 64 rows."""
+    net, _ = model.build(Model(backbone="tiny", weights="none"), View(), regions=8, classes=["a"], seed=0)
+    net.eval()
+    low, square = torch.randn(1, 3, 64, 128), torch.randn(1, 3, 128, 128)
+    with torch.no_grad():
+        before = net.regions(square, [(128, 128)])
+        again, _ = model.build(Model(backbone="tiny", weights="none"), View(), regions=8, classes=["a"], seed=0)
+        again.eval()
+        again.regions(low, [(40, 128)])
+        after = again.regions(square, [(128, 128)])
+    torch.testing.assert_close(after[:2], before[:2], rtol=0, atol=0)
+    theirs = FasterRCNN(net.backbone, 2).roi_heads.box_roi_pool
+    theirs(net.backbone(square), [torch.tensor([[0.0, 0, 9, 9]])], [(128, 128)])
+    ours = net.roi_heads.box_roi_pool
+    assert ours.scales == theirs.scales and vars(ours.map_levels) == vars(theirs.map_levels)
 
 
 def test_settings_that_do_not_fit(root):

@@ -69,12 +69,12 @@ class Canvas:
 def target_sizes(height: Tensor, width: Tensor, view: View, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     """Height and width when the short side is ``view.short``, or the long one ``view.long`` if that is less.
 
-    Both limits times ``factor``.
+    Both limits times ``factor``, and no side less than a pixel.
     """
     height, width = height.double(), width.double()
     short, long = torch.minimum(height, width), torch.maximum(height, width)
     scale = torch.minimum(view.short / short, view.long / long) * factor
-    return (height * scale).floor().long(), (width * scale).floor().long()
+    return (height * scale).floor().clamp(min=1).long(), (width * scale).floor().clamp(min=1).long()
 
 
 def canvas(pictures: Ragged, flips: Tensor | None, view: View, factor: float = 1.0) -> Canvas:

@@ -37,6 +37,8 @@ def fit_scale(scores: Tensor, relevance: Tensor, *, steps: int = 50) -> tuple[fl
     positives, count = int(relevance.sum()), len(scores)
     if not 0 < positives < count:
         raise _check.fail("relevance", "relevant and irrelevant items", relevance)
+    if float(scores.max()) == float(scores.min()):
+        raise _check.fail("scores", "scores that differ", scores)
     high, low = (positives + 1) / (positives + 2), 1 / (count - positives + 2)
     target = torch.where(relevance, high, low).to(scores)
     centre, spread = scores.mean(), scores.std().clamp(min=1e-12)

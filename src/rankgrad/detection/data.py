@@ -11,6 +11,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import torch
@@ -52,11 +53,12 @@ class Objects:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Pictures of one split with their objects."""
+    """Pictures of one split with their objects, and the (width, height) that an annotation says, inf where not."""
 
     sources: list[Path]
     names: list[str]
     objects: list[Objects]
+    sizes: list[tuple[float, float]]
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -65,7 +67,10 @@ class Scenes:
         """Some of the pictures."""
         kept = rows.tolist()
         return Scenes(
-            [self.sources[i] for i in kept], [self.names[i] for i in kept], [self.objects[i] for i in kept]
+            [self.sources[i] for i in kept],
+            [self.names[i] for i in kept],
+            [self.objects[i] for i in kept],
+            [self.sizes[i] for i in kept],
         )
 
 
@@ -93,8 +98,15 @@ def _number(box: ElementTree.Element, name: str) -> float:
     return float(text)
 
 
-def read_annotation(path: Path) -> list[tuple[str, list[float], bool]]:
-    """(class, box as edges, difficult) of each object of an annotation file; ValueError says what is wrong."""
+class Annotation(NamedTuple):
+    """What a file says: (class, box as edges, difficult) of each object, and the picture's (width, height)."""
+
+    objects: list[tuple[str, list[float], bool]]
+    size: tuple[float, float]
+
+
+def read_annotation(path: Path) -> Annotation:
+    """The objects of an annotation file; ValueError says what is wrong."""
     if not path.is_file():
         raise ValueError("missing")
     try:
@@ -102,21 +114,21 @@ def read_annotation(path: Path) -> list[tuple[str, list[float], bool]]:
     except (ElementTree.ParseError, UnicodeDecodeError) as error:
         raise ValueError(f"broken ({error})") from None
     size = tree.find("size")
-    width, height = (float((size.findtext(n) if size is not None else "") or "inf") for n in ("width", "height"))
+    # (annotations without a size, or with one of 0, are about)
+    width, height = (
+        float((size.findtext(n) if size is not None else "") or "inf") or torch.inf for n in ("width", "height")
+    )
     out = []
     for item in tree.iter("object"):
         name, box = (item.findtext("name") or "").strip(), item.find("bndbox")
         if not name or box is None:
             raise ValueError("an object without name or bndbox")
         left, top = max(_number(box, "xmin") - 1, 0.0), max(_number(box, "ymin") - 1, 0.0)
-        right, bottom = (
-            min(_number(box, "xmax"), width or torch.inf),
-            min(_number(box, "ymax"), height or torch.inf),
-        )
+        right, bottom = min(_number(box, "xmax"), width), min(_number(box, "ymax"), height)
         if not (right > left and bottom > top):
             raise ValueError(f"an empty box of {name}")
         out.append((name, [left, top, right, bottom], (item.findtext("difficult") or "0").strip() == "1"))
-    return out
+    return Annotation(out, (width, height))
 
 
 def _lines(path: Path) -> list[str]:
@@ -124,21 +136,22 @@ def _lines(path: Path) -> list[str]:
         known = [p.stem for p in path.parent.glob("*.txt")] if path.parent.is_dir() else []
         hint = nearest(path.stem, known) if known else ""
         raise UserError(f"--data: expected the list {path}, found no such file{hint}")
-    return [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.split()]
+    return [line.split()[0] for line in path.read_text(encoding="utf-8-sig").splitlines() if line.split()]
 
 
 def _picture(folder: Path, name: str) -> Path:
-    for suffix in (".jpg", ".jpeg", ".png", ".JPG"):
-        if (folder / f"{name}{suffix}").is_file():
-            return folder / f"{name}{suffix}"
+    for suffix in (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"):
+        for written in (suffix, suffix.upper()):
+            if (folder / f"{name}{written}").is_file():
+                return folder / f"{name}{written}"
     return folder / f"{name}.jpg"
 
 
-def _raw(base: Path, part: str, workers: int) -> list[tuple[Path, str, list[tuple[str, list[float], bool]] | str]]:
+def _raw(base: Path, part: str, workers: int) -> list[tuple[Path, str, Annotation | str]]:
     """Picture, name, and annotation (or what is wrong with it) of a list."""
     names = _lines(base / "ImageSets" / "Main" / f"{part}.txt")
 
-    def read(name: str) -> list[tuple[str, list[float], bool]] | str:
+    def read(name: str) -> Annotation | str:
         try:
             return read_annotation(base / "Annotations" / f"{name}.xml")
         except ValueError as error:
@@ -174,9 +187,7 @@ def read(config: Data) -> Splits:
     classes: tuple[str, ...] = VOC
     if config.name == "voc":
         classes = tuple(
-            sorted(
-                {name for _, _, objects in everything if not isinstance(objects, str) for name, _, _ in objects}
-            )
+            sorted({kind for _, _, said in everything if not isinstance(said, str) for kind, _, _ in said.objects})
         )
         if not classes:
             raise UserError(f"--data: no objects in the annotations of {root}")
@@ -188,25 +199,29 @@ def read(config: Data) -> Splits:
         raise UserError(f"--data: {listed(faults, total, 'annotations')}. data.broken=skip leaves them out.")
     if not len(made["train"]) or not len(made["test"]):
         raise UserError(f"--data: no pictures to {'train' if not len(made['train']) else 'test'} on in {root}")
+    if not any(bool((~one.difficult).any()) for one in made["test"].objects):
+        raise UserError(f"--data: no objects to test on in {root} (`difficult` ones do not count)")
     return Splits(made["train"], made["test"], classes, tuple(faults))
 
 
 def _scenes(
-    rows: list[tuple[Path, str, list[tuple[str, list[float], bool]] | str]],
+    rows: list[tuple[Path, str, Annotation | str]],
     number: dict[str, int],
     faults: list[str],
 ) -> Scenes:
-    scenes = Scenes([], [], [])
-    for source, name, objects in rows:
-        if isinstance(objects, str):
-            faults.append(objects)
+    scenes = Scenes([], [], [], [])
+    for source, name, said in rows:
+        if isinstance(said, str):
+            faults.append(said)
             continue
+        objects = said.objects
         unknown = sorted({kind for kind, _, _ in objects if kind not in number})
         if unknown:
             faults.append(f"{name}.xml: unknown class {unknown[0]!r}{nearest(unknown[0], number)}")
             continue
         scenes.sources.append(source)
         scenes.names.append(name)
+        scenes.sizes.append(said.size)
         scenes.objects.append(
             Objects(
                 torch.tensor([box for _, box, _ in objects], dtype=torch.float32).reshape(-1, 4),

@@ -47,7 +47,9 @@ def detections_of(
 
     device, regions = class_logits.device, [len(boxes) for boxes in proposals]
     pictures, classes = len(proposals), class_logits.shape[1] - 1
-    boxes = heads.box_coder.decode(box_regression.float(), proposals)[:, 1:]  # [regions, classes, 4]
+    # (of no regions at all torchvision's decode keeps the flat shape)
+    decoded = heads.box_coder.decode(box_regression.float(), proposals).reshape(-1, 1 + classes, 4)
+    boxes = decoded[:, 1:]
     # Pictures in rows of equal length: missing regions score -1, below any threshold.
     padded = boxes.new_zeros(pictures, max(regions, default=0), classes, 4)
     values = boxes.new_full(padded.shape[:3], -1.0)
@@ -57,7 +59,7 @@ def detections_of(
     values.flatten(0, 1)[place] = class_scores(class_logits.float(), scores)
     size = torch.tensor([(w, h, w, h) for h, w in image_shapes], device=device, dtype=padded.dtype)
     padded = padded.clamp(min=0).minimum(size[:, None, None])
-    small = ((padded[..., 2:] - padded[..., :2]) < 1e-2).any(-1)
+    small = ~((padded[..., 2:] - padded[..., :2]) >= 1e-2).all(-1)  # NaN is small too
     values = values.masked_fill(small | (values <= heads.score_thresh), -1.0).flatten(1)
 
     best, at = values.topk(min(candidates, values.shape[1]), dim=1)  # [pictures, candidates], best first

@@ -20,6 +20,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d
+from torchvision.ops.poolers import initLevelMapper
 
 from rankgrad.detection.config import Model, View
 from rankgrad.detection.matching import Truth
@@ -27,7 +28,7 @@ from rankgrad.detection.proposals import BatchedHeads, BatchedProposals
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
 from rankgrad.vision.frozen_norm import Carried, carry_frozen_norms
-from rankgrad.vision.weights import load_file, stride_in_1x1
+from rankgrad.vision.weights import fetching, load_file, stride_in_1x1
 
 _SHAPES = 64  # of batches whose anchors are kept
 _LAYERS = ("layer4", "layer3", "layer2", "layer1", "conv1")
@@ -118,7 +119,8 @@ def _resnet(name: str, pretrained: bool) -> resnet.ResNet:
         if pretrained:
             raise UserError(f"model.weights: torchvision has no weights of {name}; give a safetensors file")
         return resnet.ResNet(**_MADE[name], norm_layer=FrozenNorm)
-    return vars(resnet)[name](weights="DEFAULT" if pretrained else None, norm_layer=FrozenNorm)
+    with fetching(name):
+        return vars(resnet)[name](weights="DEFAULT" if pretrained else None, norm_layer=FrozenNorm)
 
 
 def _pyramid(body: resnet.ResNet, config: Model) -> BackboneWithFPN:
@@ -151,6 +153,10 @@ def _detector(body: resnet.ResNet, config: Model, view: View, regions: int, clas
         box_detections_per_img=config.detections,
     )
     network.rpn.__class__, network.roi_heads.__class__ = BatchedProposals, BatchedHeads
+    # Otherwise torchvision guesses these from the first batch, and for good: from a picture that is mostly padding
+    # it guesses wrong, and a run that goes on would guess again.
+    pool = network.roi_heads.box_roi_pool
+    pool.scales, pool.map_levels = [1 / 4, 1 / 8, 1 / 16, 1 / 32], initLevelMapper(2, 5)
     return network
 
 

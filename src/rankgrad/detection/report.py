@@ -45,7 +45,7 @@ def _picture(source: Store, row: int) -> tuple[str, float, int, int]:
 
     picture = Image.fromarray(source.picture(row).cpu().numpy())
     scale = _SIDE / max(picture.size)
-    picture = picture.resize((round(picture.width * scale), round(picture.height * scale)))
+    picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode(), scale, *picture.size

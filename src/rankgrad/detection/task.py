@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss
 from rankgrad.training import log, optim
 from rankgrad.training.errors import UserError
-from rankgrad.vision.pictures import Store, decode, sent
+from rankgrad.vision.pictures import Store, decode, listed, sent
 
 Detections = list[dict[str, Tensor]]
 
@@ -38,10 +39,23 @@ class Source(Store):
     def __init__(
         self, scenes: Scenes, config: Data, device: torch.device, progress: Callable[[int], None]
     ) -> None:
+        said = dict(zip(scenes.sources, scenes.sizes, strict=True))
+
+        def read(source: Path | Tensor) -> Tensor:
+            if isinstance(source, Tensor):
+                return source
+            picture = decode(source)
+            size = picture.shape[1], picture.shape[0]
+            if any(math.isfinite(b) and a != b for a, b in zip(size, said[source], strict=True)):
+                raise ValueError(
+                    f"{size[0]} x {size[1]} pixels, {said[source][0]:g} x {said[source][1]:g} in the annotation"
+                )
+            return picture
+
         super().__init__(
             scenes.sources,
             scenes.names,
-            lambda source: decode(source) if isinstance(source, Path) else source,
+            read,
             cache=config.cache,
             workers=config.workers,
             broken=config.broken,
@@ -74,6 +88,8 @@ def read_sources(
                 continue
             source = Source(scenes, config, device, lambda count, before=done: bar.advance(before + count, ""))  # type: ignore[misc]
             done += len(scenes)
+            if not len(source.scenes):
+                raise UserError(f"--data: {listed(source.faults, len(scenes))}")
             if source.faults:
                 bar.say(f"skipped {len(source.faults)} pictures: {'; '.join(source.faults[:5])}")
             sources.append(source)

@@ -84,7 +84,13 @@ def waits_for_checks(scores: Tensor, check_finite: bool) -> bool:
     return check_finite or scores.device.type == "cpu"
 
 
+class NotANumberError(ValueError):
+    """Some scores are NaN."""
+
+
 def check_nan(per_list: Tensor) -> None:
     """The engines mark lists whose scores have a NaN among existing items."""
     if bool(per_list.isnan().any()):
-        raise ValueError("scores: expected no NaN, received some (in scores or the embeddings they come from)")
+        raise NotANumberError(
+            "scores: expected no NaN, received some (in scores or the embeddings they come from)"
+        )

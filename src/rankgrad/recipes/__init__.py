@@ -26,9 +26,17 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse(text: str) -> Any:
-    """YAML from a file or a command line."""
-    return yaml.load(text, _Loader)
+def parse(name: str, text: str) -> Any:
+    """YAML from a file or a command line; ``name`` says which in messages."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = mark.line if mark else 0
+        received = text.split("\n")[line]
+        raise UserError(
+            f"{name}: expected YAML, received {received!r} (line {line + 1}: {problem or error})"
+        ) from None
 
 
 def recipe_names() -> list[str]:
@@ -64,7 +72,7 @@ def subject_of(settings: dict[str, Any]) -> Subject:
 
 def load(name: str, overrides: Sequence[str] = ()) -> tuple[Subject, Any]:
     """The validated settings of a recipe with ``key=value`` overrides, and their subject."""
-    settings = parse(recipe_text(name))
+    settings = parse("RECIPE", recipe_text(name))
     if not isinstance(settings, dict):
         raise UserError(f"RECIPE: expected keys and values in {name}, received {type(settings).__name__}")
     return checked(settings, overrides)
@@ -78,7 +86,7 @@ def checked(settings: dict[str, Any], overrides: Sequence[str] = ()) -> tuple[Su
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UserError(f"{text}: expected key=value")
-        override(settings, key, parse(value), kind)
+        override(settings, key, parse(key, value), kind)
     return subject, validated(settings, kind)
 
 

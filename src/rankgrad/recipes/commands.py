@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,11 @@ from rankgrad.recipes.subjects import SUBJECTS
 from rankgrad.training.errors import UserError
 
 _OUT = Console(soft_wrap=True, highlight=False)
+
+
+def _root(data: str | None) -> list[str]:
+    """--data as a setting: quoted, for a path may look like a number or have a # in it."""
+    return [] if data is None else [f"data.root={json.dumps(data, ensure_ascii=False)}"]
 
 
 def train(
@@ -31,7 +37,7 @@ def train(
     from rankgrad.recipes import run
     from rankgrad.training import log, machine
 
-    overrides = [*(settings or []), *([f"data.root={data}"] if data is not None else [])]
+    overrides = [*(settings or []), *_root(data)]
     try:
         folder, results = run.run(recipe, overrides, out=out, resume=resume, seeds=seeds)
     except KeyboardInterrupt:
@@ -78,7 +84,7 @@ def evaluate(
     from rankgrad.training import log
 
     weights, notes = files.load_weights(checkpoint)
-    overrides = [*(settings or []), *([f"data.root={data}"] if data is not None else [])]
+    overrides = [*(settings or []), *_root(data)]
     subject, config = recipes.checked(notes["config"], overrides)
     metrics = subject.evaluate(config, weights, notes, device_of(config.device))
     _OUT.print(log.in_words(metrics))

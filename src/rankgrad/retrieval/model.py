@@ -12,7 +12,7 @@ from rankgrad.retrieval.config import Model
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
 from rankgrad.vision.frozen_norm import carry_frozen_norms
-from rankgrad.vision.weights import load_file, stride_in_1x1
+from rankgrad.vision.weights import fetching, load_file, stride_in_1x1
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -79,11 +79,13 @@ def _backbone(name: str, pretrained: bool) -> nn.Module:
 
     ours = [n for n in models.list_models() if "." not in n and "/" not in n]
     if library != "timm" and bare in ours:
-        return _without_classifier(models.get_model(bare, weights="DEFAULT" if pretrained else None))
+        with fetching(bare):
+            return _without_classifier(models.get_model(bare, weights="DEFAULT" if pretrained else None))
     import timm
 
     if library != "torchvision" and timm.is_model(bare):
-        network: nn.Module = timm.create_model(bare, pretrained=pretrained, num_classes=0)
+        with fetching(bare):
+            network: nn.Module = timm.create_model(bare, pretrained=pretrained, num_classes=0)
         return network
     known = {"timm": timm.list_models(), "torchvision": ours}.get(library, [*ours, *timm.list_models(), "tiny"])
     hint = nearest(bare, known)

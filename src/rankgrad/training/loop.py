@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import distributed
+from rankgrad.engine.registration import NotANumberError
 from rankgrad.training import checkpoint, log, optim
 from rankgrad.training.config import RunConfig
 from rankgrad.training.errors import UserError
@@ -158,8 +159,12 @@ class Trainer:
         rate = optim.learning_rate(config.optim, self.step, self.task.steps_per_epoch, config.epochs)
         optim.set_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
-        with optim.autocast(config.precision, self.device):
-            loss = self.task.batch_loss(network, self.step)
+        try:
+            with optim.autocast(config.precision, self.device):
+                loss = self.task.batch_loss(network, self.step)
+        except NotANumberError:
+            self._read_losses()
+            raise self._lost(math.nan, self.step + 1, rate) from None
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -187,16 +192,16 @@ class Trainer:
             self.log.add_steps(finite)
         for row in rows:
             if not math.isfinite(row["loss"]):
-                kept = (
-                    f"the checkpoint before it is {self.state_file}"
-                    if self.state_file.is_file()
-                    else "no checkpoint"
-                )
-                raise UserError(
-                    f"loss: {row['loss']} at step {int(row['step'])} (epoch {int(row['epoch'])}, learning rate "
-                    f"{row['lr']:.3g}), training stopped; {kept}. Try a lower lr, optim.clip, or precision=fp32."
-                )
+                raise self._lost(row["loss"], int(row["step"]), row["lr"])
         return f"loss {rows[-1]['loss']:.4f}"
+
+    def _lost(self, loss: float, step: int, rate: float) -> UserError:
+        epoch = (step - 1) // self.task.steps_per_epoch + 1
+        kept = f"the checkpoint before it is {self.state_file}" if self.state_file.is_file() else "no checkpoint"
+        return UserError(
+            f"loss: {loss} at step {step} (epoch {epoch}, learning rate {rate:.3g}), training stopped; {kept}. "
+            "Try a lower lr, optim.clip, or precision=fp32."
+        )
 
     def _evaluate(self, epoch: int, bar: log.Progress) -> None:
         metrics = self.task.evaluate()

@@ -72,6 +72,8 @@ def decode(source: Path) -> Tensor:
     from PIL import Image
 
     with Image.open(source) as file:
+        if file.mode[0] in "IF":  # Pillow would cut them off at 255
+            raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
         return torch.from_numpy(np.array(file.convert("RGB")))
 
 

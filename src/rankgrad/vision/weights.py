@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import nn
 
 from rankgrad.training.errors import UserError
+
+
+@contextmanager
+def fetching(name: str) -> Iterator[None]:
+    """Around a library's call that may fetch pretrained weights: says what to do where it cannot."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"model.weights: the library's weights of {name} cannot be fetched ({error}); give a safetensors "
+            "file, or none"
+        ) from None
 
 
 def stride_in_1x1(backbone: nn.Module) -> None:
