@@ -392,6 +392,20 @@ def test_torchvisions_cross_entropy_is_left_out_where_nobody_else_looks(kind, ti
     assert all(type(loss) is torch.Tensor for loss in losses.values())
 
 
+def test_a_validation_is_not_remembered():
+    """torchvision gives losses in training mode alone, so they are validated there, without a gradient."""
+    model = use_ranking_loss(detector(), memory=3).train()
+    memory = ranking_loss(model).ranking.memory
+    losses_of(model)
+    before = [one.clone() for one in memory.buffers()]
+    with torch.no_grad():
+        validated = losses_of(model, seed=2)
+    assert torch.isfinite(validated["loss_classifier"])
+    assert all(torch.equal(a, b) for a, b in zip(before, memory.buffers(), strict=True))
+    losses_of(model, seed=3)
+    assert not all(torch.equal(a, b) for a, b in zip(before, memory.buffers(), strict=True))
+
+
 @pytest.mark.parametrize("scores", ["softmax", "odds", "logits"])
 def test_no_region_in_any_picture(scores):
     """As with rpn_score_thresh in torchvision's MobileNet detector: nothing is found, and nothing fails."""

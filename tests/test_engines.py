@@ -5,6 +5,7 @@ import itertools
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,6 +112,31 @@ def test_large_scores_on_the_cpu_go_to_the_engine_and_small_ones_do_not_load_it(
         "assert 'numba' not in sys.modules and 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("Failed to find C compiler"), ImportError("No module")])
+def test_where_triton_cannot_be_used(monkeypatch, fault):
+    """It may be installed and lack a compiler or a GPU it knows: then torch's sorts do it."""
+
+    class Driver:
+        @property
+        def active(self):
+            if fault is not None:
+                raise fault
+            return SimpleNamespace(get_current_target=lambda: "a GPU")
+
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=Driver())))
+    has_triton = dispatch._has_triton.__wrapped__
+    if fault is None:
+        assert has_triton()
+        return
+    said = (
+        "is not installed"
+        if isinstance(fault, ImportError)
+        else r"cannot be used here \(Failed to find C compiler\)"
+    )
+    with pytest.warns(UserWarning, match=f"^rankgrad: Triton {said}; using the slower sorts"):
+        assert not has_triton()
 
 
 def test_without_numba_it_says_so_once_and_gives_the_same(monkeypatch):

@@ -376,6 +376,44 @@ def test_modes_make_a_new_recording(made):
     assert len(made) == 5
 
 
+def test_hooks_of_saved_tensors_are_not_recorded(made):
+    """They may copy to the CPU, for which a recording cannot wait."""
+    loss = rankgrad.graphed(rankgrad.RecallLoss())
+    plain = rankgrad.RecallLoss()
+    for step in range(8):
+        embeddings, labels = batch(12, step, "cpu")
+        with torch.autograd.graph.save_on_cpu():
+            value = loss(embeddings, labels)
+        torch.testing.assert_close(value, plain(embeddings, labels))
+    assert len(made) == 1 and made[0].replay is None
+    loss(*batch(12, 0, "cpu"))
+    assert made[0].replay is not None
+    with torch.autograd.graph.save_on_cpu():  # replayed, it does not matter
+        torch.testing.assert_close(loss(*batch(12, 9, "cpu")), plain(*batch(12, 9, "cpu")))
+
+
+@pytest.mark.gpu
+def test_anomaly_mode_is_not_recorded():
+    loss = rankgrad.graphed(rankgrad.RecallLoss())
+    for step in range(8):
+        with torch.autograd.detect_anomaly(check_nan=True):
+            loss(*batch(12, step, "cuda")).backward()
+    assert not loss._recordings
+
+
+@pytest.mark.gpu
+def test_recorded_while_another_device_is_the_current_one():
+    """With two GPUs on the second; with one, on a stream that is not torch's own for recording."""
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    loss, plain = rankgrad.graphed(rankgrad.RecallLoss()), rankgrad.RecallLoss()
+    with torch.cuda.device(0):
+        for step in range(8):
+            embeddings, labels = batch(12, step, device)
+            value = loss(embeddings, labels)
+            torch.testing.assert_close(value, plain(embeddings, labels))
+    assert loss._recordings[-1].replay is not None
+
+
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
 def test_precision_by_its_new_name(made):
     """Where it was set by the new name, torch raises at a look by the old one."""

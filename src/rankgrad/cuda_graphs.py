@@ -120,11 +120,18 @@ class _Recording:
 
     def record(self) -> tuple[Callable[[], None], list[Tensor | None]]:
         """A function that runs once more what :meth:`run_once` does, and the tensors it writes."""
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may go on with what they do, pinning memory for the next batch for example.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        device, graph = self.wanted[0].device, torch.cuda.CUDAGraph()
+        # A stream of its own: torch's belongs to the device that was recorded on first. Other threads may go on
+        # with what they do, pinning memory for the next batch for example.
+        recording = torch.cuda.graph(graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local")
+        with torch.cuda.device(device), recording:
             results = self.run_once()
-        return graph.replay, results
+
+        def replay() -> None:
+            with torch.cuda.device(device):
+                graph.replay()
+
+        return replay, results
 
     def run(self, inputs: Sequence[Any]) -> list[Tensor | None]:
         """The loss at these inputs and its gradients: the first times as ever, then recorded, then replayed.
@@ -135,13 +142,22 @@ class _Recording:
             if isinstance(place, Tensor):
                 place.copy_(value)
         self.calls += 1
-        if self.calls <= CALLS_BEFORE:
+        if self.calls <= CALLS_BEFORE or (self.replay is None and _saved_tensors_have_hooks()):
             return self.run_once()
         if self.replay is None:
             self.replay, self.results = self.record()
         self.replay()
         # The next replay writes over the results: somebody may still need them then.
         return [None if one is None else one.clone() for one in self.results]
+
+
+def _saved_tensors_have_hooks() -> bool:
+    """Whether autograd calls somebody for what it saves (save_on_cpu, checkpoints): not to be recorded."""
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("there are some"):
+            return False
+    except RuntimeError:
+        return True
 
 
 def _place_of(value: Tensor) -> Tensor:
@@ -214,6 +230,7 @@ class Graphed(nn.Module):
             and any(value.requires_grad for value in tensors)
             and all(value.is_cuda for value in tensors)
             and not torch.compiler.is_compiling()
+            and not torch.is_anomaly_enabled()  # it looks at every gradient, and so waits for the device
             and not torch.cuda.is_current_stream_capturing()
             and not distributed.active()
         )

@@ -88,8 +88,9 @@ class RankingHeads:
         inputs: tuple[Tensor, ...] = (class_logits, together)
         loss: nn.Module = self.__dict__[LOSS]
         replayed: nn.Module = self.__dict__[REPLAYED]
-        if not loss.training:
-            loss.train()
+        # torchvision gives losses in training alone: without a gradient they are a validation's, not to remember.
+        if loss.training != torch.is_grad_enabled():
+            loss.train(torch.is_grad_enabled())
         if type(loss) is RegionLoss:
             loss.ranking.memory.follow(class_logits.device)
             most = len(labels) * self.fg_bg_sampler.batch_size_per_image

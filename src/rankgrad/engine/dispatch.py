@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -18,10 +17,14 @@ SMALL_ON_CPU = 1 << 13
 
 @functools.cache
 def _has_triton() -> bool:
-    if importlib.util.find_spec("triton") is None:
-        warnings.warn(
-            "rankgrad: Triton is not installed; using the slower sorts of torch on the GPU", stacklevel=2
-        )
+    """Whether Triton can be used: it may be there and lack what it needs, a C compiler or a place to write."""
+    try:
+        import triton
+
+        triton.runtime.driver.active.get_current_target()
+    except Exception as error:  # of many kinds
+        lacking = "is not installed" if isinstance(error, ImportError) else f"cannot be used here ({error})"
+        warnings.warn(f"rankgrad: Triton {lacking}; using the slower sorts of torch on the GPU", stacklevel=2)
         return False
     return True
 
