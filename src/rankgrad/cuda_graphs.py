@@ -124,11 +124,12 @@ class _Recording:
         # A stream of its own: torch's belongs to the device that was recorded on first. Other threads may go on
         # with what they do, pinning memory for the next batch for example.
         recording = torch.cuda.graph(graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local")
-        with torch.cuda.device(device), recording:
+        there = torch.cuda.device(device)
+        with there, recording:
             results = self.run_once()
 
         def replay() -> None:
-            with torch.cuda.device(device):
+            with there:
                 graph.replay()
 
         return replay, results
