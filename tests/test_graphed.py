@@ -439,3 +439,14 @@ def test_recordings_of_what_is_gone_go_too(replays_on_the_cpu):
         rings.append(weakref.ref(loss.loss.memory.embeddings))
     gc.collect()
     assert [ring() is not None for ring in rings] == [False] * 3 + [True]
+
+
+def test_a_copy_made_in_inference_mode_is_recorded_anew(made):
+    plain = rankgrad.RecallLoss(memory=2)
+    plain(*batch(12, 0, "cpu"))
+    with torch.inference_mode():
+        recorded = rankgrad.graphed(copy.deepcopy(plain))
+    for step in range(8):
+        one, other = (taken(loss, *batch(12, step, "cpu")) for loss in (plain, recorded))
+        torch.testing.assert_close(one, other)
+    assert [one.calls for one in made] == [1, 7]  # the memory's own tensors took the place of those of the copy

@@ -1,9 +1,10 @@
-"""torch.compile(fullgraph=True), torch.func.vmap and opcheck, each with backward."""
+"""torch.compile(fullgraph=True), torch.func.vmap, opcheck and other surroundings of a call, each with backward."""
 
 import pytest
 import torch
 
 import rankgrad
+from rankgrad import surrogates
 from rankgrad.engine import ops, rank_ops
 
 SCORES = torch.randn(4, 3, 11, generator=torch.Generator().manual_seed(0))
@@ -186,3 +187,20 @@ def op_calls():
 def test_opcheck(name):
     op, args = op_calls()[name]
     torch.library.opcheck(op, args)
+
+
+SURROGATES = {
+    "smoothap": lambda s, r, m: surrogates.smoothap_loss(s, r, mask=m),
+    "smoothap rank": lambda s, r, m: (surrogates.smoothap_rank(s, mask=m) * r).sum(),
+    "fastap rank": lambda s, r, m: (surrogates.fastap_rank(s, mask=m) * r).sum(),
+    "permutahedron rank": lambda s, r, m: (surrogates.permutahedron_rank(s, mask=m) * r).sum(),
+}
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *SURROGATES])
+def test_a_mask_from_inference_mode(name):
+    fn = {**FUNCTIONS, **SURROGATES}[name]
+    with torch.inference_mode():
+        mask = MASK.clone()
+    got = value_and_grad(lambda s, r, m: fn(s, r, mask))
+    torch.testing.assert_close(got, value_and_grad(fn), rtol=0, atol=0)

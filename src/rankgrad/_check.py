@@ -74,6 +74,8 @@ def mask(value: object, scores: Tensor) -> Tensor | None:
     if value.dtype != torch.bool:
         raise TypeError(f"mask: expected a bool tensor (False = no such item), received {_received(value)}")
     same_device("mask", value, "scores", scores)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and value.is_inference():
+        value = value.clone()  # autograd saves no tensor that was made in inference mode
     try:
         return value.expand(scores.shape)
     except RuntimeError:

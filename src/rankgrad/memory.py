@@ -21,6 +21,7 @@ class _Ring(nn.Module):
     fields: tuple[str, ...]  # the last one says which rows, or which of their entries, are there
     position: Tensor
 
+    @torch.inference_mode(False)
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = _check.count("size", size, at_least=0)
@@ -35,6 +36,7 @@ class _Ring(nn.Module):
     @torch.inference_mode(False)
     def _push(self, *batch: Tensor) -> None:
         """Take in a batch, in place of the oldest."""
+        self._make_writable()
         self._make_room(batch)
         for name, value in zip(self.fields, batch, strict=True):
             ring: Tensor = getattr(self, name)
@@ -44,13 +46,23 @@ class _Ring(nn.Module):
             ring.index_copy_(0, self.position, value.to(ring.dtype).unsqueeze(0))
         self.position.add_(1).remainder_(self.size)
 
+    def _make_writable(self) -> None:
+        """Copy what was made in inference mode, as a deepcopy there is: outside of it nobody may write that."""
+        if torch.compiler.is_compiling():  # which knows no such question
+            return
+        for name in (*self.fields, "position"):
+            held: Tensor = getattr(self, name)
+            if held.is_inference():
+                setattr(self, name, held.clone())
+
     def _make_room(self, batch: tuple[Tensor, ...]) -> None:
         """Bring the ring into the batch's form: at first use, or when a batch is wider than any before."""
         rows = len(batch[0])
         if self.rows == 0:
             for name, value in zip(self.fields, batch, strict=True):
                 setattr(self, name, value.new_zeros(self.size, rows, *value.shape[1:]))
-            self.position = self.position.to(batch[0].device)
+            # Anew: in a memory built on `meta` and brought to life by to_empty, it is whatever was there.
+            self.position = torch.zeros_like(self.position, device=batch[0].device)
         for name in self.fields:
             ring: Tensor = getattr(self, name)
             if ring.shape[1] < rows:
@@ -83,6 +95,7 @@ class _Ring(nn.Module):
         ring: Tensor = getattr(self, name)
         return ring.flatten(0, 1)
 
+    @torch.inference_mode(False)
     def reset(self) -> None:
         """Forget everything, the form of the batches too."""
         for name in self.fields:
@@ -90,6 +103,7 @@ class _Ring(nn.Module):
             setattr(self, name, ring.new_zeros(self.size, 0, *ring.shape[2:]))
         self.position = torch.zeros_like(self.position)
 
+    @torch.inference_mode(False)
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         # The padding of the saved ring may differ from ours: take its form, then copy as usual.
         for name in self.fields:
