@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import rankgrad
 from rankgrad import surrogates
@@ -204,3 +205,41 @@ def test_a_mask_from_inference_mode(name):
         mask = MASK.clone()
     got = value_and_grad(lambda s, r, m: fn(s, r, mask))
     torch.testing.assert_close(got, value_and_grad(fn), rtol=0, atol=0)
+
+
+def checkpointed(fn, *args):
+    return checkpoint(fn, *args, use_reentrant=False)
+
+
+def saved_on_the_cpu(fn, *args):
+    with torch.autograd.graph.save_on_cpu():
+        return fn(*args)
+
+
+@pytest.mark.parametrize("run", [checkpointed, saved_on_the_cpu])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_hooks_on_saved_tensors(name, run):
+    got = value_and_grad(lambda *args: run(FUNCTIONS[name], *args))
+    torch.testing.assert_close(got, value_and_grad(FUNCTIONS[name]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("run", [checkpointed, saved_on_the_cpu])
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda k, w: (k * w).square().sum(-1),
+        lambda k, w: w.square().sum().expand(k.shape[:-1]),  # says nothing about the ranks
+        lambda k, w: k.detach().sum(-1),  # about nothing at all
+    ],
+)
+def test_parameters_of_a_function_under_hooks_on_saved_tensors(value, run):
+    """They get their gradient once, by backward: not in forward, when the slopes are taken."""
+    results = []
+    for by in (run, lambda fn, *args: fn(*args)):
+        scores = SCORES.clone().requires_grad_()
+        weight = torch.linspace(0.5, 2.0, 11).requires_grad_()
+        loss = by(lambda s, w: rankgrad.rank_loss(lambda k: value(k, w), s, lam=0.1), scores, weight)
+        assert weight.grad is None
+        loss.backward()
+        results.append((loss.detach(), scores.grad, 0 if weight.grad is None else weight.grad))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)

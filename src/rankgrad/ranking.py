@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from rankgrad import _check
 from rankgrad.engine import ops, rank_ops
 from rankgrad.engine.precision import compute_dtype
+from rankgrad.engine.slopes import value_and_slope
 
 _LONGEST_CUDA_SORT = 2**31 - 1
 
@@ -212,9 +213,8 @@ def rank_loss(
         return losses.reshape(-1).double().where(counts, 0)
 
     if ops.gradient_wanted(scores):
-        losses, slope = torch.func.vjp(list_losses, before)  # type: ignore[misc]
-        (gradient,) = slope(counts.double() / lists.clamp(min=1))
-        changes = _rank_changes(rows.detach(), before, gradient.detach(), exists, items, lam, ties)
+        losses, gradient = value_and_slope(list_losses, before, counts.double() / lists.clamp(min=1))
+        changes = _rank_changes(rows.detach(), before, gradient, exists, items, lam, ties)
     else:
         losses, changes = list_losses(before), before[:, :0]
     loss: Tensor = ops.reduce_lists(

@@ -10,6 +10,7 @@ from torch import Tensor
 from rankgrad import _check
 from rankgrad.engine import forms, ops
 from rankgrad.engine.precision import compute_dtype
+from rankgrad.engine.slopes import value_and_slope
 
 
 def loss_of_lists(
@@ -106,9 +107,8 @@ def _terms(form: str | Tensor | Callable[[Tensor], Tensor], above: Tensor) -> tu
             raise _check.fail("weight", f"to return a tensor of the counts' shape {list(counts.shape)}", values)
         return values.double()
 
-    values, slope = torch.func.vjp(values_of, above.double())  # type: ignore[misc]
-    (slopes,) = slope(torch.ones_like(values))
-    return values, slopes.detach()
+    counts = above.double()
+    return value_and_slope(values_of, counts, torch.ones_like(counts))
 
 
 def _with_callable(
