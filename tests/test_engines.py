@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import os
 import subprocess
 import sys
 import warnings
@@ -152,6 +153,93 @@ def test_without_numba_it_says_so_once_and_gives_the_same(monkeypatch):
     cpu._numba_kernels.cache_clear()
     assert len([w for w in caught if "Numba is not installed" in str(w.message)]) == 1
     assert torch.equal(without[1], with_numba[1])
+
+
+LARGE = """
+import sys, warnings, torch, rankgrad
+scores, relevance = torch.randn(16, 520), torch.rand(16, 520) < 0.1
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        x = scores.clone().requires_grad_()
+        loss = rankgrad.average_precision_loss(x, relevance, lam=7.0, margin=0.1)
+        loss.backward()
+with rankgrad.engine.dispatch.forced(rankgrad.engine.reference):
+    y = scores.clone().requires_grad_()
+    rankgrad.average_precision_loss(y, relevance, lam=7.0, margin=0.1).backward()
+assert torch.equal(x.grad, y.grad) and x.grad.abs().sum() > 0
+assert "rankgrad.engine._kernels.stream_cpu" not in sys.modules
+print(*(w.message for w in caught), sep="\\n")
+"""
+
+
+@needs_numba
+def test_numba_that_may_not_compile_is_not_used():
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    out = subprocess.run(
+        [sys.executable, "-c", LARGE], check=True, capture_output=True, text=True, env=environment
+    )
+    assert not out.stdout.strip()
+
+
+@needs_numba
+def test_numba_without_a_place_for_its_cache_says_what_to_do_once():
+    # How Numba tries whether it may write to a folder. (No folder would do: root may write anywhere.)
+    nowhere = (
+        "import tempfile\ndef refuse(**anywhere):\n    raise PermissionError\ntempfile.TemporaryFile = refuse\n"
+    )
+    out = subprocess.run([sys.executable, "-c", nowhere + LARGE], check=True, capture_output=True, text=True)
+    assert out.stdout.count("rankgrad: Numba is installed but cannot be used") == 1
+    assert "NUMBA_CACHE_DIR" in out.stdout
+
+
+@needs_numba
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_has_threads_of_its_own():
+    """As DataLoader workers are: the parent's threads are not there, and to wait for them would be forever."""
+    code = """
+import multiprocessing, torch, rankgrad
+torch.set_num_threads(2)
+scores, relevance = torch.randn(64, 512), torch.rand(64, 512) < 0.1
+
+def put_loss(results):
+    torch.set_num_threads(2)
+    results.put(float(rankgrad.average_precision_loss(scores, relevance, lam=1.0)))
+
+results = multiprocessing.get_context("fork").SimpleQueue()
+put_loss(results)
+child = multiprocessing.get_context("fork").Process(target=put_loss, args=(results,))
+child.start()
+child.join(20)
+if child.is_alive():
+    child.kill()
+    raise SystemExit("the child waits")
+assert results.get() == results.get()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_goes_without_words(dtype):
+    data = make("random", (1, 4, 999), 0.2, masked=True)
+    moved = assert_equal_to_reference(cpu, data[0].to(dtype), *data[1:], "ap", lam=5.0, margin=0.1)
+    assert moved > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+def test_scores_stay_where_they_are_whatever_the_default_device(dtype, masked, monkeypatch):
+    monkeypatch.setattr(cpu, "_decoding", cpu._decoding.__wrapped__)
+    scores, relevance, mask = make("random", (1, 16, 520), 0.2, dtype=dtype, masked=masked)
+    for weight in ("log", torch.log1p):
+        results = []
+        for device in ("cpu", "meta"):
+            x = scores.clone().requires_grad_()
+            with torch.device(device):
+                loss = rankgrad.recall_loss(x, relevance, lam=5.0, margin=0.1, mask=mask, weight=weight)
+                loss.backward()
+            results.append((loss.detach(), x.grad))
+        torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
 
 def test_a_wrong_hint_is_an_error_and_a_right_one_changes_nothing():

@@ -1,7 +1,8 @@
-"""The CPU engine: Numba kernels in threads; without Numba, or for float64, the same algorithm in torch."""
+"""The CPU engine: Numba kernels in threads; without Numba, or for other dtypes, the same algorithm in torch."""
 
 import functools
 import importlib.util
+import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from rankgrad.engine.precision import count_dtype
 
 _LONG = 1 << 16  # lists at least this long are gone through one by one when there are fewer lists than threads
 _SHARED = 1 << 18  # and from this length on by all threads: waking them takes a tenth of a millisecond each time
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # what the kernels read
 _DENSE = 4  # one relevant item in so many, or more: sort the irrelevant items too, and merge
 
 
@@ -30,14 +32,25 @@ def _numba_kernels() -> ModuleType | None:
             stacklevel=2,
         )
         return None
-    from rankgrad.engine._kernels import stream_cpu
+    try:
+        import numba
 
+        if vars(numba.config)["DISABLE_JIT"]:  # as Python they would take minutes
+            return None
+        from rankgrad.engine._kernels import stream_cpu
+    except (ImportError, RuntimeError) as reason:  # another NumPy than it wants; no place for its cache
+        warnings.warn(
+            f"rankgrad: Numba is installed but cannot be used ({reason}); using the slower torch version of the "
+            "CPU engine. If it cannot cache functions, set NUMBA_CACHE_DIR to a folder it may write to",
+            stacklevel=2,
+        )
+        return None
     return stream_cpu
 
 
 def _kernels(scores: Tensor) -> Any:
     """The Numba kernels, if they are for these scores: a 32-bit key and a 32-bit index make a word."""
-    if scores.dtype == torch.float64 or scores.shape[-1] >= 2**32:
+    if scores.dtype not in _DTYPES or scores.shape[-1] >= 2**32:
         return None
     return _numba_kernels()
 
@@ -45,6 +58,10 @@ def _kernels(scores: Tensor) -> Any:
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="rankgrad")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has the pool but not its threads: it would wait forever
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _each(chunks: int, run: Callable[[int], Any]) -> list[Any]:
@@ -60,7 +77,7 @@ def _decoding(dtype: torch.dtype) -> Any:
     """The values of all 16-bit patterns."""
     if dtype == torch.float32:
         return np.empty(0, np.float32)
-    return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype).float().numpy()
+    return torch.arange(2**16, dtype=torch.int32, device="cpu").to(torch.uint16).view(dtype).float().numpy()
 
 
 def _in_large_pages(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -191,10 +208,11 @@ def relevant_ranks(
         return stream.relevant_ranks(scores, relevance, mask, margin)
     rows = _Rows(scores, relevance, mask, margin)
     n = scores.shape[-1]
-    above, position = torch.zeros(scores.shape, dtype=torch.int64), torch.full(scores.shape, n)
-    count = torch.empty(scores.shape[:-1], dtype=torch.int64)
-    poison = torch.zeros(scores.shape[:-1], dtype=torch.float64)
-    nothing = torch.empty(0, dtype=count_dtype(n)).numpy()
+    above = torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
+    position = torch.full_like(above, n)
+    count = torch.empty(scores.shape[:-1], dtype=torch.int64, device=scores.device)
+    poison = torch.zeros_like(count, dtype=torch.float64)
+    nothing = torch.empty(0, dtype=count_dtype(n), device=scores.device).numpy()
     for at in range(len(rows)):
         one = _List(kernels, rows.row(at), nothing, rows.chunks)
         p = len(one.words)
@@ -215,7 +233,7 @@ def rank_changes(
         return stream.rank_changes(scores, relevance, mask, margin, position, steps)
     rows = _Rows(scores, relevance, mask, margin)
     n = scores.shape[-1]
-    changes = torch.zeros(scores.shape, dtype=count_dtype(n))
+    changes = torch.zeros(scores.shape, dtype=count_dtype(n), device=scores.device)
     for at in range(len(rows)):
         out = changes.view(-1, n)[at].numpy()
         one = _List(kernels, rows.row(at), out, rows.chunks)
@@ -244,12 +262,12 @@ def list_losses(
     calls, per_call, n = scores.shape
     rows = _Rows(scores, relevance, mask, margin)
     if lists is None:
-        found = torch.empty(calls, per_call, dtype=torch.bool)
+        found = torch.empty(calls, per_call, dtype=torch.bool, device=scores.device)
         kernels.lists_with_relevant(rows.relevance, rows.mask, rows.masked, found.view(-1).numpy())
         lists = found.sum(-1)
-    items = torch.full((calls, per_call), n) if mask is None else mask.sum(-1)
+    items = torch.full((calls, per_call), n, device=scores.device) if mask is None else mask.sum(-1)
     changes = _in_large_pages(calls, per_call, n if with_changes else 0, dtype=count_dtype(n))
-    losses = torch.empty(calls, per_call, dtype=torch.float64)
+    losses = torch.empty(calls, per_call, dtype=torch.float64, device=scores.device)
     tables = np.zeros((2, 1)) if weights is None else torch.stack(weight_tables(weights)).numpy()
     out, into = changes.view(calls * per_call, -1).numpy(), losses.view(-1).numpy()
     counting = lists.repeat_interleave(per_call).numpy()

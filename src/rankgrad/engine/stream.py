@@ -1,6 +1,6 @@
 """The streaming algorithm in plain torch, list by list: sort the relevant scores, search the others among them.
 
-What the CPU engine falls back to without Numba, and for float64 scores.
+What the CPU engine falls back to without Numba, and for float64 and float8 scores.
 """
 
 import torch
@@ -16,7 +16,7 @@ def _list(
     exists = torch.ones_like(relevance) if mask is None else mask
     others, own = (exists & ~relevance).nonzero().squeeze(1), (exists & relevance).nonzero().squeeze(1)
     dtype = compute_dtype(scores.dtype)
-    half = torch.tensor(margin / 2, dtype=dtype)
+    half = torch.full((), margin / 2, dtype=dtype, device=scores.device)
     low, high = scores[own].to(dtype) - half, scores[others].to(dtype) + half
     return others, high, own, low, bool(low.isnan().any() or high.isnan().any())
 
@@ -36,10 +36,10 @@ def relevant_ranks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Step one; see :func:`rankgrad.engine.reference.relevant_ranks`."""
     calls, lists, n = scores.shape
-    above = torch.zeros(calls, lists, n, dtype=torch.int64)
+    above = torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
     position = torch.full_like(above, n)
-    count = torch.zeros(calls, lists, dtype=torch.int64)
-    poison = torch.zeros(calls, lists, dtype=torch.float64)
+    count = torch.zeros(calls, lists, dtype=torch.int64, device=scores.device)
+    poison = torch.zeros_like(count, dtype=torch.float64)
     for call in range(calls):
         for at in range(lists):
             exists = None if mask is None else mask[call, at]
@@ -60,7 +60,7 @@ def rank_changes(
 ) -> Tensor:
     """Step two; see :func:`rankgrad.engine.reference.rank_changes`."""
     calls, lists, n = scores.shape
-    changes = torch.zeros(calls, lists, n, dtype=count_dtype(n))
+    changes = torch.zeros(scores.shape, dtype=count_dtype(n), device=scores.device)
     for call in range(calls):
         for at in range(lists):
             exists = None if mask is None else mask[call, at]
@@ -72,8 +72,8 @@ def rank_changes(
             for values in (levels, moved):
                 best_first, order = values.sort(descending=True, stable=True)
                 places = _place(others, best_first)
-                rank = torch.empty(p, dtype=torch.int64)
-                rank[order] = torch.arange(1, p + 1) + _above(places, p)
+                rank = torch.empty_like(order)
+                rank[order] = torch.arange(1, p + 1, device=order.device) + _above(places, p)
                 ranks.append((places, rank))
             (places, rank), (new_places, new_rank) = ranks
             changes[call, at, index] = (new_places - places).to(changes.dtype)
