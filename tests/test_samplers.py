@@ -1,13 +1,17 @@
 """Batches: what is in them, the same for the same seed, resumed in the middle, split over processes."""
 
+import copy
+import pickle
 from itertools import islice
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
 from rankgrad import distributed
+from rankgrad.detection.batches import AspectSampler
 from rankgrad.retrieval.samplers import ClassSampler, SuperLabelSampler
 
 LABELS = torch.arange(40).repeat_interleave(torch.arange(40) % 7 + 1)  # classes of 1 to 7 pictures
@@ -97,6 +101,56 @@ def test_seeded_and_resumed_in_the_middle_of_an_epoch(make):
     second.load_state_dict(first.state_dict())
     assert seen + list(second) + list(second) == batches
     assert torch.equal(make(seed=5).at(stop), torch.tensor(batches[stop]))
+
+
+def by_aspect(**kwargs):
+    ratios = torch.linspace(0.5, 2.0, len(LABELS), device="cpu")
+    return AspectSampler(ratios, **{"size": 24, **kwargs})
+
+
+@pytest.mark.parametrize("make", [by_class, by_super, by_aspect])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_draws_its_own_batches(make, copied):
+    sampler = make(seed=5)
+    seen = list(islice(iter(sampler), 2))
+    other = copied(sampler)
+    other.seed = 6
+    assert torch.equal(other.at(0), make(seed=6).at(0))
+    other.seed = 5
+    other.load_state_dict({"step": 0})
+    assert list(islice(iter(other), 2)) == seen
+    assert sampler.step == 2
+
+
+def test_an_epoch_is_planned_once():
+    sampler, planned = by_class(), []
+    real = sampler.plan
+    sampler.plan = lambda epoch: planned.append(epoch) or real(epoch)
+    for step in range(2 * len(sampler)):
+        sampler.at(step)
+        sampler.at(step + 1)  # as loaders do, ahead
+    assert planned == [0, 1, 2]
+    assert len(sampler._plans) == 2
+
+
+@pytest.mark.parametrize("make", [by_class, by_super, by_aspect])
+def test_the_default_device_does_not_matter(make):
+    with torch.device("meta"):
+        plan = make().plan(1)
+    assert torch.equal(plan, make().plan(1))
+
+
+def test_resumed_behind_a_loader_that_draws_ahead():
+    """As the docstring says: by the count of steps, not by what the sampler has given to the workers."""
+    rows = TensorDataset(torch.arange(len(LABELS)))
+    sampler = by_class()
+    loader = iter(DataLoader(rows, batch_sampler=sampler, num_workers=1))
+    seen = [next(loader)[0].tolist() for _ in range(2)]
+    assert sampler.state_dict()["step"] > len(seen)
+    again = by_class()
+    again.load_state_dict({"step": len(seen)})
+    (batch,) = next(iter(DataLoader(rows, batch_sampler=again)))
+    assert [*seen, batch.tolist()] == list(islice(iter(by_class()), 3))
 
 
 def test_processes_share_a_batch(monkeypatch):

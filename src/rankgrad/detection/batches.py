@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rankgrad import _check
 from rankgrad.detection.config import View
-from rankgrad.training.batches import Batches
+from rankgrad.training.batches import Batches, random_order
 from rankgrad.vision.pictures import Ragged, normal, sent, whole
 
 #: The largest stride of the feature pyramid: sides of a batch are multiples of it, as in torchvision.
@@ -36,7 +36,7 @@ class AspectSampler(Batches):
         super().__init__(size, seed)
         if len(ratios) < size:
             raise _check.fail("size", f"at most the {len(ratios)} pictures there are", size)
-        self._group = torch.bucketize(ratios.float(), torch.tensor(edges))
+        self._group = torch.bucketize(ratios.float().cpu(), torch.tensor(edges, device="cpu"))
 
     def __len__(self) -> int:
         return len(self._group) // self.size
@@ -44,11 +44,11 @@ class AspectSampler(Batches):
     def plan(self, epoch: int) -> Tensor:
         """All batches of an epoch, ``[batches, size]`` rows."""
         generator = self._generator(epoch)
-        order = torch.randperm(len(self._group), generator=generator)
+        order = random_order(len(self._group), generator)
         order = order[: len(self) * self.size]
         order = order[self._group[order].argsort(stable=True)]
         batches = order.reshape(-1, self.size)
-        return batches[torch.randperm(len(batches), generator=generator)]
+        return batches[random_order(len(batches), generator)]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Which pictures form a batch. A batch is a function of (seed, step): easy to resume and to split.
 
 Both samplers yield global batches of row numbers; several processes each take their part of the same batch
-(:func:`rankgrad.distributed.share`). They can serve as ``batch_sampler`` of a torch DataLoader.
+(:func:`rankgrad.distributed.share`). They can serve as ``batch_sampler`` of a torch DataLoader; how to resume one
+that has workers, :class:`rankgrad.training.batches.Batches` says.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.training.batches import Batches
+from rankgrad.training.batches import Batches, random_order
 
 
 def _rows_by(labels: Tensor) -> dict[int, Tensor]:
+    labels = labels.cpu()
     order = labels.argsort(stable=True)
     values, counts = labels[order].unique_consecutive(return_counts=True)
     return dict(zip(values.tolist(), order.split(counts.tolist()), strict=True))
@@ -65,15 +67,15 @@ class ClassSampler(Batches):
         for _ in range(len(self)):
             if len(classes) < chosen:  # deal the classes out, then shuffle again: none comes twice in a batch
                 late = set(classes)
-                again = torch.randperm(len(waiting), generator=generator).tolist()
+                again = random_order(len(waiting), generator).tolist()
                 classes += [c for c in again if c not in late] + [c for c in again if c in late]
             now, classes = classes[:chosen], classes[chosen:]
             batches.append([row for c in now for row in self._draw(waiting[c], self._classes[c], generator)])
-        return torch.tensor(batches)
+        return torch.tensor(batches, device="cpu")
 
     def _draw(self, waiting: list[int], rows: Tensor, generator: torch.Generator) -> list[int]:
         while len(waiting) < self.per_class:
-            shuffled = rows[torch.randperm(len(rows), generator=generator)].tolist()
+            shuffled = rows[random_order(len(rows), generator)].tolist()
             waiting += [r for r in shuffled if r not in waiting] + [r for r in shuffled if r in waiting]
         drawn = waiting[: self.per_class]
         del waiting[: self.per_class]
@@ -127,11 +129,11 @@ class SuperLabelSampler(Batches):
         pointers = [0] * len(groups)
         half = self.size // (2 * self.per_class)
         batches = []
-        for pair in torch.randperm(len(self._pairs), generator=generator).tolist():
+        for pair in random_order(len(self._pairs), generator).tolist():
             for _ in range(self.batches_per_pair):
                 halves = []
                 for at in self._pairs[pair]:
-                    index = (pointers[at] + torch.arange(half)) % len(groups[at])
+                    index = (pointers[at] + torch.arange(half, device="cpu")) % len(groups[at])
                     halves.append(groups[at][index].flatten())
                     pointers[at] = (pointers[at] + half) % len(groups[at])
                 batches.append(torch.cat(halves))
@@ -141,9 +143,9 @@ class SuperLabelSampler(Batches):
         """``[groups, per_class]`` rows of one super-label, shuffled."""
         groups = []
         for rows in classes:
-            shuffled = rows[torch.randperm(len(rows), generator=generator)]
+            shuffled = rows[random_order(len(rows), generator)]
             missing = -len(rows) % self.per_class
-            filled = torch.arange(missing) % len(rows)  # a class smaller than the gap goes round
+            filled = torch.arange(missing, device="cpu") % len(rows)  # a class smaller than the gap goes round
             groups.append(torch.cat([shuffled, shuffled[filled]]).reshape(-1, self.per_class))
         together = torch.cat(groups)
-        return together[torch.randperm(len(together), generator=generator)]
+        return together[random_order(len(together), generator)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,14 +10,23 @@ from torch import Tensor
 from rankgrad import _check, distributed
 
 
+def random_order(count: int, generator: torch.Generator) -> Tensor:
+    """``[count]`` row numbers, shuffled; with the generator on the CPU, whatever the default device is."""
+    return torch.randperm(count, generator=generator, device=generator.device)
+
+
 class Batches:
-    """Epochs of batches, each epoch planned at once from (seed, epoch)."""
+    """Epochs of batches, each epoch planned at once from (seed, epoch).
+
+    A DataLoader with workers draws batches ahead of those you have seen, and :meth:`state_dict` counts what was
+    drawn. So count your own steps, and resume by ``load_state_dict({"step": steps})``.
+    """
 
     def __init__(self, size: int, seed: int) -> None:
         self.size = _check.count("size", size, at_least=1)
         self.seed = _check.count("seed", seed, at_least=0)
         self.step = 0
-        self._plan = lru_cache(maxsize=2)(self.plan)
+        self._plans: dict[tuple[int, int], Tensor] = {}  # of the last two epochs, by (seed, epoch)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -30,7 +38,14 @@ class Batches:
 
     def at(self, step: int) -> Tensor:
         """The global batch of a step, counted from 0 over all epochs: ``[size]`` rows."""
-        return self._plan(step // len(self))[step % len(self)]
+        epoch, number = divmod(step, len(self))
+        return self._planned(epoch)[number]
+
+    def _planned(self, epoch: int) -> Tensor:
+        key, plans = (self.seed, epoch), self._plans
+        if key not in plans:
+            self._plans = plans = {**dict([*plans.items()][-1:]), key: self.plan(epoch)}
+        return plans[key]
 
     def __iter__(self) -> Iterator[list[int]]:
         """This process's part of the remaining batches of the epoch; the next epoch follows with the next loop."""
@@ -42,7 +57,7 @@ class Batches:
                 return
 
     def state_dict(self) -> dict[str, int]:
-        """How many batches were drawn."""
+        """How many batches were drawn; for a DataLoader with workers, more than you have seen."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
