@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankgrad
+from rankgrad.detection import RegionLoss
 from rankgrad.pairs import unit_length
 
 import oracles
@@ -432,3 +433,23 @@ def test_a_memory_brought_to_life_from_meta_is_empty(kind):
     torch.testing.assert_close(
         losses_of_steps(loss, targets, range(4)), losses_of_steps(make(), targets, range(4)), rtol=0, atol=0
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rankgrad.RecallLoss(memory=2),
+        lambda: rankgrad.AveragePrecisionLoss(window=0.1),
+        lambda: rankgrad.ProxyRankingLoss(4, 6),
+        lambda: RegionLoss(memory=2),
+    ],
+)
+def test_a_loss_of_meta_tensors(make):
+    """Shapes without numbers, to plan memory or to trace."""
+    loss = make().to("meta")
+    for _ in range(2):
+        x = torch.empty(12, 6, device="meta", requires_grad=True)
+        value = loss(x, torch.empty(12, dtype=torch.int64, device="meta"))
+        value.backward()
+        assert value.is_meta and value.shape == ()
+        assert x.grad.is_meta and x.grad.shape == x.shape

@@ -243,3 +243,20 @@ def test_parameters_of_a_function_under_hooks_on_saved_tensors(value, run):
         loss.backward()
         results.append((loss.detach(), scores.grad, 0 if weight.grad is None else weight.grad))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{"lam": 7.0}, {"lam": 0.3, "weight": torch.log1p}, {"window": 0.3}])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_batch_of_gradients(options, keep):
+    x = SCORES[0].clone().requires_grad_()
+
+    def losses():
+        return rankgrad.recall_loss(x, RELEVANCE[0], mask=MASK[0], reduction="none", **options)
+
+    expected = torch.stack([torch.autograd.grad(losses()[k], x)[0] for k in range(3)])
+    (by_autograd,) = torch.autograd.grad(losses(), x, torch.eye(3), is_grads_batched=True, retain_graph=keep)
+    value = losses()
+    by_vmap = torch.func.vmap(lambda upstream: torch.autograd.grad(value, x, upstream, retain_graph=keep)[0])
+    torch.testing.assert_close(by_autograd, expected)
+    torch.testing.assert_close(by_vmap(torch.eye(3)), expected)
+    assert expected.abs().sum() > 0

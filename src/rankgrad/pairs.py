@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.engine.precision import compute_dtype
+from rankgrad.engine.precision import compute_dtype, without_autocast
 from rankgrad.engine.registration import is_plain_call
 
 _SHORTEST = 1e-12  # shorter rows are divided by this, as torch.nn.functional.normalize does
@@ -22,13 +21,6 @@ class Pairs(NamedTuple):
     scores: Tensor
     relevance: Tensor
     mask: Tensor | None
-
-
-def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Entering torch.autocast costs as much as a launch: only where there is one to leave."""
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
 
 
 class _UnitLength(torch.autograd.Function):
@@ -57,7 +49,7 @@ def unit_length(embeddings: Tensor) -> Tensor:
 
     In bf16 16,000 cosines fall onto some 46 values, nearly all of them ties.
     """
-    with _without_autocast(embeddings.device.type):
+    with without_autocast(embeddings.device.type):
         rows = embeddings.to(compute_dtype(embeddings.dtype))
         if is_plain_call(rows):
             return _UnitLength.apply(rows)  # type: ignore[no-any-return]
@@ -148,7 +140,7 @@ def pairs_of(
     queries: Tensor, labels: Tensor, candidates: Tensor, candidate_labels: Tensor, own: Tensor | None, rows: Tensor
 ) -> Pairs:
     """Score lists from rows of unit length; a query and a candidate of the same number are one and the same."""
-    with _without_autocast(queries.device.type):
+    with without_autocast(queries.device.type):
         scores = queries @ candidates.T.to(queries.dtype)
     mask = None if own is None else own.unsqueeze(1) != rows
     return Pairs(scores, labels.unsqueeze(1) == candidate_labels, mask)

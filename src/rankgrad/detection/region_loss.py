@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankgrad import _check
+from rankgrad.engine.precision import without_autocast
 from rankgrad.losses import ClassRankingLoss
 
 _NOWHERE = -100  # the label of a region that does not exist: torch's own
@@ -147,7 +148,7 @@ class RegionLoss(nn.Module):
         """
         class_logits = _check.floating("class_logits", class_logits, ndim=2)
         _check.per_row("labels", labels, "class_logits", class_logits)
-        with torch.autocast(class_logits.device.type, enabled=False):
+        with without_autocast(class_logits.device.type):
             logits = class_logits if class_logits.dtype == torch.float64 else class_logits.float()
             classes = torch.arange(1, logits.shape[1], device=logits.device)
             relevance = labels.unsqueeze(1) == classes

@@ -267,17 +267,18 @@ def _scale(
         torch.mul(changes[..., part], factor, out=out[..., part])
 
 
-def _may_take_over(changes: Tensor, dtype: torch.dtype) -> bool:
+def _may_take_over(changes: Tensor, upstream: Tensor, dtype: torch.dtype) -> bool:
     """Whether the gradient may replace the rank changes in their own memory, in backward.
 
     Only if nobody will come back for them (no retain_graph), and not while torch.compile traces (inductor
-    plans memory itself). It halves the memory of a backward pass.
+    plans memory itself) or a batch of gradients arrives, each of which needs them. It halves the memory of a
+    backward pass.
     """
     return (
-        type(changes) is Tensor
+        is_plain_call(changes)
+        and not torch._C._functorch.is_legacy_batchedtensor(upstream)  # of is_grads_batched
         and changes.dtype == torch.int32
         and dtype == torch.float32
-        and not torch.compiler.is_compiling()
         and not torch._C._autograd._get_current_graph_task_keep_graph()
     )
 
@@ -308,7 +309,7 @@ def _reduce_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         if changes.shape != ctx.shape:
             raise AssertionError("rank changes were not computed for scores that need a gradient")
-        if _may_take_over(changes, ctx.dtype):
+        if _may_take_over(changes, upstream, ctx.dtype):
             grad_scores = changes.view(ctx.dtype)
             _scale(changes, upstream, losses, items, lists, ctx.lam, ctx.reduction, grad_scores)
         else:

@@ -1,5 +1,8 @@
 """In which dtype what is computed."""
 
+import contextlib
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,3 +21,10 @@ def rank_dtype(scores: Tensor) -> torch.dtype:
     """float32 while it holds every rank and half rank exactly, float64 beyond."""
     wide = scores.dtype == torch.float64 or scores.shape[-1] > 2**23
     return torch.float64 if wide else torch.float32
+
+
+def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """Entering torch.autocast costs as much as a launch: only where there is one to leave."""
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):  # of meta torch cannot tell, and raises
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()

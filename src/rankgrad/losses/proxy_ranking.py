@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import _check, distributed
+from rankgrad.engine.precision import without_autocast
 from rankgrad.losses.average_precision import AveragePrecisionLoss
 from rankgrad.losses.recall import recall_loss
 from rankgrad.pairs import check_batch, pairs_of, unit_length
@@ -127,7 +128,7 @@ def _apart(rows: Tensor, relevance: Tensor) -> Tensor:
 
     The similarities of a class sum up to the square of the sum of its rows: no matrix of pairs is needed.
     """
-    with torch.autocast(rows.device.type, enabled=False):
+    with without_autocast(rows.device.type):
         members = relevance.to(rows.dtype)
         many, sums = members.sum(1), members @ rows
         similarity = (sums.square().sum(1) - members @ rows.square().sum(1)) / (many * (many - 1)).clamp(min=1)
