@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rankgrad import distributed
 from rankgrad.engine.precision import compute_dtype
+from rankgrad.engine.slopes import saved_tensors_are_hooked
 
 #: Calls of a kind before it is recorded: kernels get compiled in them, and a memory takes its shape.
 CALLS_BEFORE = 3
@@ -143,22 +144,13 @@ class _Recording:
             if isinstance(place, Tensor):
                 place.copy_(value)
         self.calls += 1
-        if self.calls <= CALLS_BEFORE or (self.replay is None and _saved_tensors_have_hooks()):
+        if self.calls <= CALLS_BEFORE or (self.replay is None and saved_tensors_are_hooked()):
             return self.run_once()
         if self.replay is None:
             self.replay, self.results = self.record()
         self.replay()
         # The next replay writes over the results: somebody may still need them then.
         return [None if one is None else one.clone() for one in self.results]
-
-
-def _saved_tensors_have_hooks() -> bool:
-    """Whether autograd calls somebody for what it saves (save_on_cpu, checkpoints): not to be recorded."""
-    try:
-        with torch.autograd.graph.disable_saved_tensors_hooks("there are some"):
-            return False
-    except RuntimeError:
-        return True
 
 
 def _place_of(value: Tensor) -> Tensor:

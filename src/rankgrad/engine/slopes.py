@@ -15,14 +15,17 @@ def value_and_slope(fn: Callable[[Tensor], Tensor], at: Tensor, upstream: Tensor
         upstream: The gradient arriving at the values, in their shape.
     """
     transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if not transformed and _saved_tensors_are_hooked():
+    if not transformed and saved_tensors_are_hooked():
         return _past_the_hooks(fn, at, upstream)
     values, slope_of = torch.func.vjp(fn, at)  # type: ignore[misc]
     return values, slope_of(upstream)[0].detach()
 
 
-def _saved_tensors_are_hooked() -> bool:
-    """Whether we are in a checkpoint, in save_on_cpu or the like, where torch.func.vjp refuses to work."""
+def saved_tensors_are_hooked() -> bool:
+    """Whether autograd calls somebody for what it saves, as in a checkpoint or in save_on_cpu.
+
+    torch.func.vjp refuses to work there, and a CUDA graph cannot be recorded.
+    """
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(""):
             return False
