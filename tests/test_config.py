@@ -128,8 +128,8 @@ def test_unknown_recipes_and_tasks(tmp_path):
     ],
 )
 def test_values_are_read_as_people_write_them(text, value):
-    assert recipes.parse(text) == value
-    assert type(recipes.parse(text)) is type(value)
+    assert recipes.parse("lr", text) == value
+    assert type(recipes.parse("lr", text)) is type(value)
 
 
 def test_sections_with_a_new_name_forget_the_old_arguments():

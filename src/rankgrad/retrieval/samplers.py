@@ -1,8 +1,8 @@
 """Which pictures form a batch. A batch is a function of (seed, step): easy to resume and to split.
 
 Both samplers yield global batches of row numbers; several processes each take their part of the same batch
-(:func:`rankgrad.distributed.share`). They can serve as ``batch_sampler`` of a torch DataLoader; how to resume one
-that has workers, :class:`rankgrad.training.batches.Batches` says.
+(:func:`rankgrad.distributed.share`). They can serve as ``batch_sampler`` of a torch DataLoader. Its workers draw
+batches ahead: to resume there, count your own steps and say ``load_state_dict({"step": steps})``.
 """
 
 from __future__ import annotations
