@@ -392,6 +392,20 @@ def test_torchvisions_cross_entropy_is_left_out_where_nobody_else_looks(kind, ti
     assert all(type(loss) is torch.Tensor for loss in losses.values())
 
 
+def test_boxes_that_are_not_numbers_are_not_found():
+    """As in torchvision, which finds a box of NaN too small."""
+    model = detector().eval()
+    proposals, sizes = [torch.tensor([[0.0, 0, 30, 30], [5, 5, 40, 40], [9, 9, 50, 60]])], [(64, 80)]
+    logits, regression = torch.randn(3, 5), torch.zeros(3, 20)
+    regression[1] = torch.nan
+    heads = model.roi_heads
+    with torch.no_grad():
+        theirs = heads.postprocess_detections(logits, regression, proposals, sizes)
+        (ours,) = detections_of(heads, logits, regression, proposals, sizes, "softmax")
+    assert 0 < len(ours["scores"]) == len(theirs[1][0])
+    torch.testing.assert_close(ours["scores"], theirs[1][0])
+
+
 def test_a_validation_is_not_remembered():
     """torchvision gives losses in training mode alone, so they are validated there, without a gradient."""
     model = use_ranking_loss(detector(), memory=3).train()

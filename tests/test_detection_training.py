@@ -259,8 +259,9 @@ def test_where_the_weights_cannot_be_fetched(monkeypatch):
 def test_a_run_that_diverges_says_so(root, tmp_path, loss):
     """Whether the ranks notice it first (NaN has none) or the loss."""
     settings = [*SMALL[:-1], f"loss={loss}", f"data.root={root}", "lr=1e6", "optim.clip=0", "warmup=0"]
-    with pytest.raises(UserError, match=r"^loss: (nan|inf) at step \d \(epoch 1, learning rate .*Try a lower lr"):
+    with pytest.raises(UserError, match=r"^loss: (nan|inf) at step 2 \(epoch 1, learning rate .*Try a lower lr"):
         run.run("voc", settings, out=str(tmp_path / "a"))
+    assert [row["step"] for row in rows(tmp_path / "a")] == ["1"]
 
 
 def test_a_folder_whose_name_is_a_number(tmp_path, monkeypatch):
@@ -290,6 +291,16 @@ def test_the_first_batch_decides_nothing():
     theirs(net.backbone(square), [torch.tensor([[0.0, 0, 9, 9]])], [(128, 128)])
     ours = net.roi_heads.box_roi_pool
     assert ours.scales == theirs.scales and vars(ours.map_levels) == vars(theirs.map_levels)
+
+
+def test_anchors_of_many_shapes(monkeypatch):
+    """Kept while there is room; the oldest goes first."""
+    monkeypatch.setattr(model, "_SHAPES", 2)
+    net, _ = model.build(Model(backbone="tiny", weights="none"), View(), regions=8, classes=["a"], seed=0)
+    with torch.no_grad():
+        for side in (32, 64, 96, 64):
+            net.eval().regions(torch.randn(1, 3, side, 64), [(side, 64)])
+    assert [key[0][0] for key in net.rpn.anchor_generator._made] == [64, 96]
 
 
 def test_settings_that_do_not_fit(root):

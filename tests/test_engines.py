@@ -115,29 +115,52 @@ def test_large_scores_on_the_cpu_go_to_the_engine_and_small_ones_do_not_load_it(
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("fault", [None, RuntimeError("Failed to find C compiler"), ImportError("No module")])
-def test_where_triton_cannot_be_used(monkeypatch, fault):
-    """It may be installed and lack a compiler or a GPU it knows: then torch's sorts do it."""
+@pytest.fixture
+def stand_in_for_triton(monkeypatch):
+    """What Triton says when asked for its GPU, or how it fails."""
 
-    class Driver:
-        @property
-        def active(self):
-            if fault is not None:
-                raise fault
-            return SimpleNamespace(get_current_target=lambda: "a GPU")
+    def put(fault):
+        class Driver:
+            @property
+            def active(self):
+                if fault is not None:
+                    raise fault
+                return SimpleNamespace(get_current_target=lambda: "a GPU")
 
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=Driver())))
-    has_triton = dispatch._has_triton.__wrapped__
-    if fault is None:
-        assert has_triton()
-        return
-    said = (
-        "is not installed"
-        if isinstance(fault, ImportError)
-        else r"cannot be used here \(Failed to find C compiler\)"
-    )
+        monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=Driver())))
+        dispatch.has_triton.cache_clear()
+
+    yield put
+    dispatch.has_triton.cache_clear()
+
+
+def test_where_triton_can_be_used(stand_in_for_triton):
+    stand_in_for_triton(None)
+    assert dispatch.has_triton()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (RuntimeError("Failed to find C compiler"), r"cannot be used here \(Failed to find C compiler\)"),
+        (ImportError("libcuda.so"), r"cannot be used here \(libcuda\.so\)"),
+        (ModuleNotFoundError("No module", name="triton"), "is not installed"),
+    ],
+)
+def test_where_triton_cannot_be_used(stand_in_for_triton, monkeypatch, fault, said):
+    """It may be installed and lack a compiler or a GPU it knows: then torch does it, backward too."""
+    stand_in_for_triton(fault)
+
+    class OnAGpu(torch.Tensor):
+        is_cuda = True
+
+    called = []
+    monkeypatch.setattr(ops.cuda, "scale", lambda *args: called.append(1))
+    changes, one = torch.ones(1, 1, 4, dtype=torch.int32).as_subclass(OnAGpu), torch.ones(1, 1)
+    out = torch.empty(1, 1, 4)
     with pytest.warns(UserWarning, match=f"^rankgrad: Triton {said}; using the slower sorts"):
-        assert not has_triton()
+        ops._scale(changes, one[0], 0 * one, 4 * one, one[0], 2.0, "mean", out)
+    assert not called and out.tolist() == [[[1 / 8] * 4]]
 
 
 def test_without_numba_it_says_so_once_and_gives_the_same(monkeypatch):

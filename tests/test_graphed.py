@@ -1,12 +1,15 @@
 """Recorded losses: equal to the plain ones step by step, whatever happens to shapes and memory in between."""
 
+import contextlib
 import copy
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import rankgrad
 from rankgrad import cuda_graphs
@@ -376,20 +379,21 @@ def test_modes_make_a_new_recording(made):
     assert len(made) == 5
 
 
-def test_hooks_of_saved_tensors_are_not_recorded(made):
-    """They may copy to the CPU, for which a recording cannot wait."""
-    loss = rankgrad.graphed(rankgrad.RecallLoss())
-    plain = rankgrad.RecallLoss()
+def test_recorded_under_hooks_of_saved_tensors(made):
+    """The loss makes its gradient at once, so nothing of it is kept, moved or computed again."""
+    loss, plain = rankgrad.graphed(rankgrad.RecallLoss()), rankgrad.RecallLoss()
+    packed, forwards = [], []
+    net = torch.nn.Linear(16, 16)
+    net.register_forward_hook(lambda *given: forwards.append(1))
     for step in range(8):
         embeddings, labels = batch(12, step, "cpu")
-        with torch.autograd.graph.save_on_cpu():
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x, lambda x: x):
             value = loss(embeddings, labels)
         torch.testing.assert_close(value, plain(embeddings, labels))
-    assert len(made) == 1 and made[0].replay is None
-    loss(*batch(12, 0, "cpu"))
+        checkpoint(lambda x, y=labels: loss(net(x), y), embeddings, use_reentrant=False).backward()
     assert made[0].replay is not None
-    with torch.autograd.graph.save_on_cpu():  # replayed, it does not matter
-        torch.testing.assert_close(loss(*batch(12, 9, "cpu")), plain(*batch(12, 9, "cpu")))
+    assert len(forwards) == 2 * 8  # of the network, once more in backward
+    assert len(packed) == 8  # the gradient itself
 
 
 @pytest.mark.gpu
@@ -401,17 +405,24 @@ def test_anomaly_mode_is_not_recorded():
     assert not loss._recordings
 
 
-@pytest.mark.gpu
-def test_recorded_while_another_device_is_the_current_one():
-    """With two GPUs on the second; with one, on a stream that is not torch's own for recording."""
-    device = torch.device("cuda", torch.cuda.device_count() - 1)
-    loss, plain = rankgrad.graphed(rankgrad.RecallLoss()), rankgrad.RecallLoss()
-    with torch.cuda.device(0):
-        for step in range(8):
-            embeddings, labels = batch(12, step, device)
-            value = loss(embeddings, labels)
-            torch.testing.assert_close(value, plain(embeddings, labels))
-    assert loss._recordings[-1].replay is not None
+def test_recorded_on_the_device_of_the_inputs(monkeypatch):
+    """Whichever is the current one; torch's own stream for recording is of the device that came first."""
+    entered = []
+
+    @contextlib.contextmanager
+    def noted(*given, **named):
+        entered.append((given, named))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
+    monkeypatch.setattr(torch.cuda, "device", noted)
+    monkeypatch.setattr(torch.cuda, "graph", noted)
+    cuda_graphs._stream.cache_clear()
+    cuda_graphs._Recording(rankgrad.RecallLoss(), batch(12, 0, "cpu"), ()).record()
+    cuda_graphs._stream.cache_clear()
+    assert entered[0] == ((torch.device("cpu"),), {})
+    assert entered[1][1]["stream"] == "a stream of cpu"
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")

@@ -305,6 +305,17 @@ def test_inference_mode_between_training_steps():
     loss(embeddings.clone().requires_grad_(), labels).backward()
 
 
+def test_a_copy_made_in_inference_mode_loads():
+    loss = rankgrad.RecallLoss(memory=1)
+    embeddings, labels = batch(dtype=torch.float32)
+    loss(embeddings, labels)
+    with torch.inference_mode():
+        twin = copy.deepcopy(loss)
+    twin.load_state_dict(loss.state_dict())
+    assert torch.equal(twin.memory.position, loss.memory.position)
+    loss(embeddings, labels)
+
+
 def test_bf16_embeddings_are_normalised_in_float32():
     embeddings, labels = batch(32, 16, dtype=torch.float32)
     low = embeddings.bfloat16()

@@ -1,5 +1,8 @@
 """torch.compile(fullgraph=True), torch.func.vmap, opcheck and other surroundings of a call, each with backward."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -221,6 +224,26 @@ def saved_on_the_cpu(fn, *args):
 def test_hooks_on_saved_tensors(name, run):
     got = value_and_grad(lambda *args: run(FUNCTIONS[name], *args))
     torch.testing.assert_close(got, value_and_grad(FUNCTIONS[name]), rtol=0, atol=0)
+
+
+def test_nothing_is_kept_under_hooks_on_saved_tensors():
+    """An operation that saves its own output would keep itself alive, were it packed as it is."""
+    made = []
+
+    def weight(counts):
+        made.append(weakref.ref(values := 1 - torch.exp(-counts)))
+        return values
+
+    def loss(scores):
+        return rankgrad.recall_loss(scores, RELEVANCE, lam=0.3, weight=weight)
+
+    for run in (checkpointed, saved_on_the_cpu):
+        scores = SCORES.clone().requires_grad_()
+        run(loss, scores).backward()
+        assert not run(loss, SCORES.clone()).requires_grad  # no more than without hooks
+    del scores
+    gc.collect()
+    assert len(made) >= 4 and not any(one() is not None for one in made)
 
 
 @pytest.mark.parametrize("run", [checkpointed, saved_on_the_cpu])

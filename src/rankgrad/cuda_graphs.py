@@ -6,6 +6,7 @@ needs ten times as long to ask for them. A CUDA graph asks once.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from rankgrad import distributed
 from rankgrad.engine.precision import compute_dtype
-from rankgrad.engine.slopes import saved_tensors_are_hooked
+from rankgrad.engine.slopes import past_hooks
 
 #: Calls of a kind before it is recorded: kernels get compiled in them, and a memory takes its shape.
 CALLS_BEFORE = 3
@@ -113,7 +114,7 @@ class _Recording:
         """The loss at the places, and its gradients at an upstream gradient of one."""
         plain = len(self.places) - len(self.names)
         named = dict(zip(self.names, self.places[plain:], strict=True))
-        with torch.enable_grad():
+        with torch.enable_grad(), past_hooks():
             value: Tensor = torch.func.functional_call(
                 self.loss, self.parameters, tuple(self.places[:plain]), named
             )
@@ -122,18 +123,11 @@ class _Recording:
     def record(self) -> tuple[Callable[[], None], list[Tensor | None]]:
         """A function that runs once more what :meth:`run_once` does, and the tensors it writes."""
         device, graph = self.wanted[0].device, torch.cuda.CUDAGraph()
-        # A stream of its own: torch's belongs to the device that was recorded on first. Other threads may go on
-        # with what they do, pinning memory for the next batch for example.
-        recording = torch.cuda.graph(graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local")
-        there = torch.cuda.device(device)
-        with there, recording:
+        # Other threads may go on with what they do, pinning memory for the next batch for example.
+        recording = torch.cuda.graph(graph, stream=_stream(device), capture_error_mode="thread_local")
+        with torch.cuda.device(device), recording:
             results = self.run_once()
-
-        def replay() -> None:
-            with there:
-                graph.replay()
-
-        return replay, results
+        return graph.replay, results
 
     def run(self, inputs: Sequence[Any]) -> list[Tensor | None]:
         """The loss at these inputs and its gradients: the first times as ever, then recorded, then replayed.
@@ -144,13 +138,19 @@ class _Recording:
             if isinstance(place, Tensor):
                 place.copy_(value)
         self.calls += 1
-        if self.calls <= CALLS_BEFORE or (self.replay is None and saved_tensors_are_hooked()):
+        if self.calls <= CALLS_BEFORE:
             return self.run_once()
         if self.replay is None:
             self.replay, self.results = self.record()
         self.replay()
         # The next replay writes over the results: somebody may still need them then.
         return [None if one is None else one.clone() for one in self.results]
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Where to record. torch's own stream for it belongs to the device that was recorded on first."""
+    return torch.cuda.Stream(device)
 
 
 def _place_of(value: Tensor) -> Tensor:
@@ -235,8 +235,8 @@ def graphed(loss: nn.Module) -> Graphed:
     The first calls of a kind (shapes, dtypes, training or not) run as usual, then the loss and its gradient are
     recorded, and from then on a call copies its inputs, replays, and copies the results out. Memory and proxies
     work as before: they live where the graph found them, and moving them (``reset``, ``load_state_dict``, ``.to``)
-    means a new recording. On a CPU, without a gradient, inside torch.compile or with several processes the loss
-    runs as it always does.
+    means a new recording. On a CPU, without a gradient, inside torch.compile, in anomaly mode or with several
+    processes the loss runs as it always does.
 
     Worth it where the loss is small and Python is what takes time: batches up to a few thousand. The inputs and
     their gradients exist once more in memory.

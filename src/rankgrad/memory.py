@@ -105,6 +105,7 @@ class _Ring(nn.Module):
 
     @torch.inference_mode(False)
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self._make_writable()
         # The padding of the saved ring may differ from ours: take its form, then copy as usual.
         for name in self.fields:
             saved = state_dict.get(prefix + name)

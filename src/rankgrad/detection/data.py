@@ -187,7 +187,7 @@ def read(config: Data) -> Splits:
     classes: tuple[str, ...] = VOC
     if config.name == "voc":
         classes = tuple(
-            sorted({kind for _, _, said in everything if not isinstance(said, str) for kind, _, _ in said.objects})
+            sorted({kind for *_, one in everything if not isinstance(one, str) for kind, _, _ in one.objects})
         )
         if not classes:
             raise UserError(f"--data: no objects in the annotations of {root}")
@@ -210,18 +210,18 @@ def _scenes(
     faults: list[str],
 ) -> Scenes:
     scenes = Scenes([], [], [], [])
-    for source, name, said in rows:
-        if isinstance(said, str):
-            faults.append(said)
+    for source, name, annotation in rows:
+        if isinstance(annotation, str):
+            faults.append(annotation)
             continue
-        objects = said.objects
+        objects = annotation.objects
         unknown = sorted({kind for kind, _, _ in objects if kind not in number})
         if unknown:
             faults.append(f"{name}.xml: unknown class {unknown[0]!r}{nearest(unknown[0], number)}")
             continue
         scenes.sources.append(source)
         scenes.names.append(name)
-        scenes.sizes.append(said.size)
+        scenes.sizes.append(annotation.size)
         scenes.objects.append(
             Objects(
                 torch.tensor([box for _, box, _ in objects], dtype=torch.float32).reshape(-1, 4),

@@ -30,7 +30,7 @@ from rankgrad.training.errors import UserError
 from rankgrad.vision.frozen_norm import Carried, carry_frozen_norms
 from rankgrad.vision.weights import fetching, load_file, stride_in_1x1
 
-_SHAPES = 64  # of batches whose anchors are kept
+_SHAPES = 512  # of batches whose anchors are kept: 2 MB each at 608 x 800
 _LAYERS = ("layer4", "layer3", "layer2", "layer1", "conv1")
 
 #: Networks that torchvision does not have under a name.
@@ -73,7 +73,7 @@ class FloatAnchors(AnchorGenerator):  # type: ignore[misc]
         key = (images.tensors.shape[2:], *(f.shape[2:] for f in features), features[0].device)
         if key not in self._made:
             if len(self._made) >= _SHAPES:
-                self._made.clear()
+                del self._made[next(iter(self._made))]  # the oldest
             like = [f.new_empty((), dtype=torch.float32).expand(f.shape) for f in features]
             self._made[key] = super().forward(ImageList(images.tensors, images.image_sizes[:1]), like)[0]
         return [self._made[key]] * len(images.image_sizes)
@@ -97,10 +97,10 @@ class Detector(FasterRCNN):  # type: ignore[misc]
         """The losses of a batch; boxes of the targets in pixels of the batch."""
         features = self.backbone(pictures)
         images = ImageList(pictures, sizes)
-        proposals, said = self.rpn.propose(images, features)
+        proposals, outputs = self.rpn.propose(images, features)
         _, losses = self.roi_heads(features, proposals, sizes, targets)
         # Last, as Python is what takes time here: meanwhile the GPU computes the heads' losses.
-        return {**losses, **self.rpn.losses(*said, Truth.of(targets))}
+        return {**losses, **self.rpn.losses(*outputs, Truth.of(targets))}
 
     def regions(self, pictures: Tensor, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Class logits, box regression and proposals of a batch, from which detections are made."""

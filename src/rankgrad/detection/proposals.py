@@ -74,12 +74,12 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         self, images: ImageList, features: dict[str, Tensor], targets: list[dict[str, Tensor]] | None = None
     ) -> Any:
         """Proposals of each picture, and the losses in training."""
-        proposals, said = self.propose(images, features)
+        proposals, outputs = self.propose(images, features)
         if not self.training:
             return proposals, {}
         if targets is None:
             raise ValueError("targets: expected boxes and labels in training, received None")
-        return proposals, self.losses(*said, Truth.of(targets))
+        return proposals, self.losses(*outputs, Truth.of(targets))
 
     def propose(
         self, images: ImageList, features: dict[str, Tensor]

@@ -39,17 +39,16 @@ class Source(Store):
     def __init__(
         self, scenes: Scenes, config: Data, device: torch.device, progress: Callable[[int], None]
     ) -> None:
-        said = dict(zip(scenes.sources, scenes.sizes, strict=True))
+        annotated = dict(zip(scenes.sources, scenes.sizes, strict=True))
 
         def read(source: Path | Tensor) -> Tensor:
             if isinstance(source, Tensor):
                 return source
             picture = decode(source)
             size = picture.shape[1], picture.shape[0]
-            if any(math.isfinite(b) and a != b for a, b in zip(size, said[source], strict=True)):
-                raise ValueError(
-                    f"{size[0]} x {size[1]} pixels, {said[source][0]:g} x {said[source][1]:g} in the annotation"
-                )
+            if any(math.isfinite(b) and a != b for a, b in zip(size, annotated[source], strict=True)):
+                width, height = annotated[source]
+                raise ValueError(f"{size[0]} x {size[1]} pixels, {width:g} x {height:g} in the annotation")
             return picture
 
         super().__init__(

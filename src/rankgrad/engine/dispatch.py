@@ -16,14 +16,15 @@ SMALL_ON_CPU = 1 << 13
 
 
 @functools.cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     """Whether Triton can be used: it may be there and lack what it needs, a C compiler or a place to write."""
     try:
         import triton
 
         triton.runtime.driver.active.get_current_target()
     except Exception as error:  # of many kinds
-        lacking = "is not installed" if isinstance(error, ImportError) else f"cannot be used here ({error})"
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "triton"
+        lacking = "is not installed" if missing else f"cannot be used here ({error})"
         warnings.warn(f"rankgrad: Triton {lacking}; using the slower sorts of torch on the GPU", stacklevel=2)
         return False
     return True
@@ -48,6 +49,6 @@ def engine_for(scores: Tensor) -> ModuleType:
         return _forced[-1]
     if scores.device.type == "cpu" and scores.numel() >= SMALL_ON_CPU:
         return cpu
-    if scores.device.type == "cuda" and cuda.supports(scores) and _has_triton():
+    if scores.device.type == "cuda" and cuda.supports(scores) and has_triton():
         return cuda
     return reference

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.engine import cuda, windowed
-from rankgrad.engine.dispatch import engine_for
+from rankgrad.engine.dispatch import engine_for, has_triton
 from rankgrad.engine.precision import compute_dtype, count_dtype
 from rankgrad.engine.registration import check_nan, fake_of, is_plain_call, op, vmap_over_calls, waits_for_checks
 
@@ -247,7 +247,8 @@ def _scale(
     out: Tensor,
 ) -> None:
     """``changes * upstream / (lam n)`` into ``out``, which may be the memory of ``changes``."""
-    if changes.is_cuda and not changes.is_floating_point() and out.dtype != torch.float64 and out.numel():
+    whole = not changes.is_floating_point() and out.dtype != torch.float64 and out.numel() > 0
+    if changes.is_cuda and whole and has_triton():
         cuda.scale(changes, upstream, losses, items, lists, lam, reduction, out)
         return
     factor = upstream.double()

@@ -1,6 +1,8 @@
-"""Values of a given function and their slopes, wherever a loss is called."""
+"""Values of a given function and their slopes, also where somebody has hooks on what autograd saves."""
 
+import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,34 +17,30 @@ def value_and_slope(fn: Callable[[Tensor], Tensor], at: Tensor, upstream: Tensor
         upstream: The gradient arriving at the values, in their shape.
     """
     transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if not transformed and saved_tensors_are_hooked():
-        return _past_the_hooks(fn, at, upstream)
-    values, slope_of = torch.func.vjp(fn, at)  # type: ignore[misc]
-    return values, slope_of(upstream)[0].detach()
+    if transformed or not _saved_tensors_are_hooked():
+        values, slope_of = torch.func.vjp(fn, at)  # type: ignore[misc]
+        return values, slope_of(upstream)[0].detach()
+    with torch.enable_grad(), past_hooks():  # torch.func.vjp refuses to work under hooks
+        place = at.detach().requires_grad_()
+        values = fn(place)
+        if not values.requires_grad:
+            return values, torch.zeros_like(at)
+        (slope,) = torch.autograd.grad(values, place, upstream, materialize_grads=True)
+    return fn(at), slope
 
 
-def saved_tensors_are_hooked() -> bool:
-    """Whether autograd calls somebody for what it saves, as in a checkpoint or in save_on_cpu.
+def past_hooks() -> contextlib.AbstractContextManager[Any]:
+    """Keep what autograd saves as it is, for a graph that is used here and now: a checkpoint would compute
+    everything before it again, and a copy to the CPU would wait for the device."""
+    if not _saved_tensors_are_hooked():
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
 
-    torch.func.vjp refuses to work there, and a CUDA graph cannot be recorded.
-    """
+
+def _saved_tensors_are_hooked() -> bool:
+    """Whether autograd calls somebody for what it saves, as in a checkpoint or in save_on_cpu."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(""):
             return False
     except RuntimeError:
         return True
-
-
-def _past_the_hooks(fn: Callable[[Tensor], Tensor], at: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
-    """By a graph of our own, used here and now: a checkpoint would have to compute it again, and again."""
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
-        place = at.detach().requires_grad_()
-        values = fn(place)
-    if not values.requires_grad:
-        return values, torch.zeros_like(at)
-    (slope,) = torch.autograd.grad(values, place, upstream, retain_graph=True, materialize_grads=True)
-    return values, slope
-
-
-def _as_it_is(saved: Tensor) -> Tensor:
-    return saved
