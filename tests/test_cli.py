@@ -1,5 +1,6 @@
 """The command line: verbs, messages, exit codes, and what happens without the extra packages."""
 
+import os
 import subprocess
 import sys
 
@@ -156,3 +157,62 @@ def test_missing_packages_are_named_with_the_extra(tmp_path):
         assert out.stderr == f"rankgrad: {package} is not installed: pip install 'rankgrad[train]'\n"
     out = without("torchvision", "torchvision.ops")("train", "digits", "--out", str(tmp_path / "a"))
     assert "torchvision is not installed: pip install 'rankgrad[train]'" in out.stderr.splitlines()[-1]
+
+
+SMALL = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2"]
+SMALL += ["view.resize=16", "view.crop=12", "lr=1e-3", "epochs=1", "device=cpu"]
+
+
+def test_a_data_folder_named_as_the_recipe(tmp_path, monkeypatch):
+    """Not mistaken for a run, and nothing is written among the pictures."""
+    monkeypatch.chdir(tmp_path)
+    pictures.folder_set(tmp_path / "folder")
+    before = sorted(tmp_path.rglob("*"))
+    assert cli("train", "folder", "--data", "folder", *SMALL) == 0
+    assert sorted((tmp_path / "folder").rglob("*")) == [p for p in before if p != tmp_path / "folder"]
+    assert (tmp_path / "runs" / "folder" / "result.json").is_file()
+
+
+def test_seeds_go_on_as_seeds(tmp_path):
+    pictures.folder_set(tmp_path / "data")
+    out = tmp_path / "out"
+    assert cli("train", "folder", "--data", tmp_path / "data", "--out", out, "--seeds", 2, *SMALL) == 0
+    told = cli("train", "folder", "--data", tmp_path / "data", "--out", out, "--resume", *SMALL)
+    assert told == f"rankgrad: --resume: {out} was begun with --seeds, say how many again"
+    (out / "seed-0" / "state.pt").write_bytes(b"")
+    again = ["train", "folder", "--data", tmp_path / "data", "--out", out, "--resume", "--seeds", 2, *SMALL]
+    assert cli(*again).startswith(f"rankgrad: --resume: {out / 'seed-0' / 'state.pt'} cannot be read (")
+
+
+def test_names_of_files_that_are_no_utf8(tmp_path):
+    root = pictures.folder_set(tmp_path / "data")
+    for path in [next(folder.glob("*")) for folder in root.iterdir()]:
+        path.rename(os.fsdecode(os.fsencode(path.parent) + b"/caf\xe9.png"))
+    assert cli("train", "folder", "--data", root, "--out", tmp_path / "out", *SMALL) == 0
+    assert "caf\\udce9.png" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_folders_that_cannot_be_meant(tmp_path):
+    for part in ("train", "val"):
+        pictures.folder_set(tmp_path / "parts" / part)
+    told = cli("train", "folder", "--data", tmp_path / "parts", *SMALL)
+    assert told == "rankgrad: --data: expected train and test, or a folder for each class; found train, val"
+    assert cli("train", "digits", "--data", tmp_path).startswith("rankgrad: --data: the digits need no folder")
+    alone = pictures.folder_set(tmp_path / "alone")
+    for folder in alone.iterdir():
+        for path in sorted(folder.iterdir())[1:]:
+            path.unlink()
+    told = cli("train", "folder", "--data", alone, *SMALL)
+    assert told.startswith(
+        "rankgrad: --data: expected classes to train on, two at least, and two pictures of one; found"
+    )
+
+
+def test_places_that_cannot_be_written(trained, tmp_path):
+    _, _, root = trained
+    (tmp_path / "file").write_text("")
+    told = cli("train", "folder", "--data", root, "--out", tmp_path / "file" / "x", *SMALL)
+    assert told.startswith("rankgrad: ") and "file" in told
+    assert cli(
+        "embed", trained[0] / "best.safetensors", root, "--device", "tpu", "--out", tmp_path / "e.npz"
+    ).startswith("rankgrad: device: unknown value 'tpu'")

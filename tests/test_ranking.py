@@ -386,3 +386,22 @@ def test_blackbox_takes_solvers_that_return_integers_or_write_and_refuses_second
         grad.sum().backward()
     with pytest.raises(TypeError, match="solver: expected to return a tensor"):
         rankgrad.blackbox(lambda y: y.numpy(), lam=1.0)(costs)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda s, r, m: rankgrad.ndcg_loss(s, r, lam=50.0, mask=m),
+        lambda s, r, m: rankgrad.spearman_loss(s, r, lam=50.0, mask=m),
+        lambda s, r, m: rankgrad.rank_loss(lambda k: (k * r).sum(-1), s, lam=0.5, mask=m),
+    ],
+)
+def test_nan_behind_the_mask_of_a_rank_loss(loss):
+    results = []
+    for hidden in (torch.nan, 0.0):
+        scores = torch.tensor([[1.0, hidden, 0.5, 0.2]], requires_grad=True)
+        value = loss(scores, torch.tensor([[0.0, 0, 2, 1]]), torch.tensor([[True, False, True, True]]))
+        value.backward()
+        results.append((value.detach(), scores.grad))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    assert results[0][1].isfinite().all() and results[0][1].abs().sum() > 0

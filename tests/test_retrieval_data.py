@@ -221,3 +221,24 @@ def test_a_picture_may_be_decoded_already():
     source = Source(held, Data(name="digits"), View(resize=8, crop=8), CPU)
     assert source.fetch(torch.tensor([0])).picture(0).shape == (8, 8, 3)
     assert decode(held.sources[0], View(resize=4, crop=4)).shape == (4, 4, 3)
+
+
+def test_pictures_are_upright(tmp_path):
+    """As they are shown: a camera lies, and says so."""
+    pixels = np.zeros((30, 60, 3), np.uint8)
+    pixels[:, :30] = (250, 20, 20)
+    picture = Image.fromarray(pixels)
+    notes = picture.getexif()
+    notes[0x112] = 6  # to be turned by 90 degrees, clockwise
+    picture.save(tmp_path / "lying.jpg", exif=notes, quality=95)
+    found = decode(tmp_path / "lying.jpg", View(resize=32, crop=28))
+    assert found.shape == (64, 32, 3)
+    assert int(found[5, 16, 0]) > 200 and int(found[60, 16, 0]) < 50  # the left is above now
+
+
+def test_more_than_8_bits_are_refused(tmp_path):
+    Image.fromarray(np.full((40, 40), 3000, np.uint16)).save(tmp_path / "a.png")
+    Image.fromarray(np.full((40, 40), 0.5, np.float32)).save(tmp_path / "a.tif")
+    for name in ("a.png", "a.tif"):
+        with pytest.raises(ValueError, match="expected 8 bits a channel, received Pillow's mode"):
+            decode(tmp_path / name, View(resize=32, crop=28))

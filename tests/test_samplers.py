@@ -175,3 +175,13 @@ def test_wrong_arguments_are_named():
         by_super(size=12)
     with pytest.raises(ValueError, match=r"^super_labels: expected at least two"):
         SuperLabelSampler(LABELS, LABELS * 0, size=16, per_class=4, batches_per_pair=1)
+
+
+def test_labels_as_a_list():
+    """As torchvision's data sets have them."""
+    ours = ClassSampler(LABELS.tolist(), size=16, per_class=4, seed=3)
+    assert torch.equal(ours.at(5), ClassSampler(LABELS, size=16, per_class=4, seed=3).at(5))
+    with pytest.raises(ValueError, match=r"labels: expected \[N\] integers"):
+        ClassSampler(LABELS / 2, size=16, per_class=4)
+    with pytest.raises(ValueError, match=f"super_labels: expected one for each of the {len(LABELS)} labels"):
+        SuperLabelSampler(LABELS, LABELS[:-1], size=16, per_class=4, batches_per_pair=1)

@@ -358,3 +358,13 @@ def test_pairs_in_blocks_are_the_same(call, monkeypatch):
         torch.testing.assert_close(value_and_grad(call, scores, relevance, **kwargs), whole)
         blocks = value_and_grad(lambda s, _: surrogates.smoothap_rank(s), scores, None, scores)
         torch.testing.assert_close(blocks, ranks)
+
+
+def test_relevance_behind_the_mask_may_be_anything():
+    scores, mask = torch.tensor([[0.5, 0.1, 0.9, 0.3]]), torch.tensor([[True, True, False, True]])
+    for hidden in (-1, 2):
+        given = torch.tensor([[1, 0, hidden, 0]])
+        found = surrogates.smoothap_loss(scores, given, mask=mask)
+        assert torch.equal(found, surrogates.smoothap_loss(scores, given.clamp(0, 1), mask=mask))
+        with pytest.raises(ValueError, match="relevance: expected only 0 and 1"):
+            surrogates.smoothap_loss(scores, given)

@@ -258,3 +258,15 @@ def test_proxies_learn_a_linear_embedding():
         optimizer.step()
     assert before < 0.3
     assert precision() > 0.8
+
+
+def test_a_weight_whose_slope_is_infinite_at_nothing_above():
+    """The best item has nobody to pass: however steep, it pulls at nobody."""
+    results = []
+    for weight in (torch.sqrt, lambda k: (k + 1e-300).sqrt()):
+        scores = torch.tensor([3.0, 2, 1, 0], dtype=torch.float64, requires_grad=True)
+        loss = rankgrad.recall_loss(scores, torch.tensor([1, 0, 1, 0]), window=1.5, weight=weight)
+        loss.backward()
+        results.append(scores.grad)
+    assert results[0].isfinite().all() and results[0].abs().sum() > 0
+    torch.testing.assert_close(*results)

@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
     try:
         return build()(arguments)
-    except UserError as error:
+    except (UserError, OSError) as error:
         sys.exit(f"rankgrad: {error}")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

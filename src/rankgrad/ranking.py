@@ -238,6 +238,8 @@ def _rank_changes(
     if exists is not None:
         step = step.where(exists, 0)
     moved = scores.to(dtype) + step
+    if exists is not None:
+        moved = moved.where(exists, 0)  # NaN may stand where no item is
     changes: Tensor = rank_ops.ranks(moved.nan_to_num(0.0, torch.inf, -torch.inf), exists, ties) - before
     changes = changes if exists is None else changes.where(exists, 0)
     return changes.masked_fill(moved.isnan().any(-1, keepdim=True), torch.nan)  # fn has no slope there

@@ -17,6 +17,7 @@ from rich.progress import Progress
 from rankgrad.bench import long_lists, retrieval, tables
 from rankgrad.bench.complexity_table import complexity
 from rankgrad.bench.tables import Cells, in_time
+from rankgrad.training.checkpoint import write_text
 
 
 def _ratio(slow: float | None, fast: float | None) -> str:
@@ -69,7 +70,7 @@ def _paper_cells(table: list[long_lists.Row], device: str) -> Cells:
 def bench(
     context: typer.Context,
     device: Annotated[str, typer.Option(help="cpu, cuda, or both where there is a GPU")] = "both",
-    longest: Annotated[int, typer.Option(help="leave out longer lists")] = 10_000_000,
+    longest: Annotated[int, typer.Option(min=long_lists.LENGTHS[0], help="leave out longer lists")] = 10_000_000,
     baselines_up_to: Annotated[int, typer.Option(help="time plain and reference up to this length")] = 10_000_000,
     largest_batch: Annotated[int, typer.Option(help="leave out larger batches of embeddings")] = 16_384,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 = torch's choice")] = 0,
@@ -142,9 +143,9 @@ def bench(
         text += "".join(
             f"\n## {title}\n\n{tables.markdown(cells)}\n" for title, cells in sections if len(cells) > 1
         )
-        markdown.write_text(text)
+        write_text(markdown, text)
     if json_file:
-        json_file.write_text(json.dumps({"date": today, "command": command, **numbers}, indent=1))
+        write_text(json_file, json.dumps({"date": today, "command": command, **numbers}, indent=1))
     wrong = [r for n in numbers.values() for r in n["lists"] if not r["equal"]]
     wrong += [r for n in numbers.values() for r in n["retrieval"] if "differs" in r["note"]]
     if wrong:

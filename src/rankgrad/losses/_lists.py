@@ -89,6 +89,8 @@ def _by_window(
     gradient = scores[..., :0]
     if with_gradient:
         used = forms.in_use(count, slopes.shape[-1])
+        if callable(form):  # whose slope may be infinite at 0, where nothing is above to be passed
+            slopes = slopes.where(above > 0, 0)
         slopes = (slopes / count.clamp(min=1).unsqueeze(-1)).where(used, 0)
         gradient = ops.window_gradient(scores, relevance, mask, margin, position, slopes, window)
     return losses, gradient, lists.unsqueeze(-1).expand(losses.shape), lists

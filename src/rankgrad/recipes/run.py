@@ -41,7 +41,7 @@ def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
         if not resume and folder.is_dir() and any(folder.iterdir()):
             raise UserError(f"--out: {folder} has a run already; --resume continues it")
         return folder
-    if Path(name).is_dir():  # a run's own folder
+    if name not in recipes.recipe_names() and Path(name).is_dir():  # a run's own folder
         if not resume:
             raise UserError(
                 f"RECIPE: {name} is a run; --resume continues it, --out DIR starts another one like it"
@@ -79,6 +79,8 @@ def run(
     device = distributed.start(device_of(config.device))
     folder = distributed.same_everywhere(folder_for(name, out, resume=resume))
     if seeds == 1:
+        if resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
+            raise UserError(f"--resume: {folder} was begun with --seeds, say how many again")
         return folder, [_one(subject, config, folder, device, resume=resume)]
     results = []
     for seed in range(config.seed, config.seed + seeds):

@@ -22,6 +22,7 @@ def embed(
     import torch
 
     from rankgrad.pairs import unit_length
+    from rankgrad.recipes.run import device_of
     from rankgrad.retrieval.config import Config, Data
     from rankgrad.retrieval.data.folder import pictures_in
     from rankgrad.retrieval.data.splits import Pictures
@@ -41,7 +42,7 @@ def embed(
         raise UserError(f"IMAGES: no pictures in {', '.join(map(str, images))}")
     names = [str(path) for path in paths]
     pictures = Pictures(paths, torch.zeros(len(paths), dtype=torch.int64), None, names)
-    where = torch.device(device)
+    where = device_of(device)
     network = rebuild(config.model, config.view.crop, notes, weights).to(where)
     source = Source(pictures, Data(name="folder", broken="skip"), config.view, where)
     if source.faults:

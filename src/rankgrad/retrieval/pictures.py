@@ -11,12 +11,12 @@ from torch import Tensor
 
 from rankgrad.retrieval.config import Data, View
 from rankgrad.retrieval.data.splits import Pictures
-from rankgrad.vision.pictures import Store
+from rankgrad.vision.pictures import Store, require_8_bits
 
 
 def decode(source: Path | Tensor, view: View) -> Tensor:
     """A picture as ``[H, W, 3]`` uint8 at its working size. The content says the format, not the name."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if isinstance(source, Tensor):
         if view.shape == "short" and min(source.shape[:2]) == view.resize:
@@ -24,10 +24,10 @@ def decode(source: Path | Tensor, view: View) -> Tensor:
         picture = Image.fromarray(source.numpy())
     else:
         with Image.open(source) as file:
-            file.draft(
-                "RGB", (2 * view.resize, 2 * view.resize)
-            )  # a JPEG far larger than needed is read at a fraction
-            picture = file.convert("RGB")
+            require_8_bits(file)
+            # a JPEG far larger than needed is read at a fraction
+            file.draft("RGB", (2 * view.resize, 2 * view.resize))
+            picture = ImageOps.exif_transpose(file).convert("RGB")  # upright, as it is shown
     width, height = picture.size
     if view.shape == "square":
         size = (view.resize, view.resize)

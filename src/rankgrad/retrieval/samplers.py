@@ -7,6 +7,7 @@ batches ahead: to resume there, count your own steps and say ``load_state_dict({
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import torch
@@ -16,8 +17,15 @@ from rankgrad import _check
 from rankgrad.training.batches import Batches, random_order
 
 
+def _numbers(name: str, labels: Tensor | Sequence[int]) -> Tensor:
+    """Labels as a tensor on the CPU; a list, such as the targets of torchvision's data sets, will do."""
+    numbers = torch.as_tensor(labels, device="cpu")
+    if numbers.ndim != 1 or numbers.is_floating_point():
+        raise _check.fail(name, "[N] integers", labels)
+    return numbers
+
+
 def _rows_by(labels: Tensor) -> dict[int, Tensor]:
-    labels = labels.cpu()
     order = labels.argsort(stable=True)
     values, counts = labels[order].unique_consecutive(return_counts=True)
     return dict(zip(values.tolist(), order.split(counts.tolist()), strict=True))
@@ -43,9 +51,10 @@ class ClassSampler(Batches):
         (5, 3)
     """
 
-    def __init__(self, labels: Tensor, *, size: int, per_class: int, seed: int = 0) -> None:
+    def __init__(self, labels: Tensor | Sequence[int], *, size: int, per_class: int, seed: int = 0) -> None:
         super().__init__(size, seed)
         self.per_class = _check.count("per_class", per_class, at_least=1)
+        labels = _numbers("labels", labels)
         self._classes = list(_rows_by(labels).values())
         self._items = len(labels)
         if size % per_class:
@@ -100,8 +109,8 @@ class SuperLabelSampler(Batches):
 
     def __init__(
         self,
-        labels: Tensor,
-        super_labels: Tensor,
+        labels: Tensor | Sequence[int],
+        super_labels: Tensor | Sequence[int],
         *,
         size: int,
         per_class: int,
@@ -113,6 +122,9 @@ class SuperLabelSampler(Batches):
         self.batches_per_pair = _check.count("batches_per_pair", batches_per_pair, at_least=1)
         if size % (2 * per_class):
             raise _check.fail("size", f"a multiple of 2 * per_class = {2 * per_class}", size)
+        labels, super_labels = _numbers("labels", labels), _numbers("super_labels", super_labels)
+        if len(super_labels) != len(labels):
+            raise _check.fail("super_labels", f"one for each of the {len(labels)} labels", super_labels)
         by_super = _rows_by(super_labels)
         if len(by_super) < 2:
             raise _check.fail("super_labels", "at least two different ones", super_labels)

@@ -82,6 +82,11 @@ class RetrievalTask:
         self.source = train
         labels = train.pictures.labels
         self.labels = labels.unique(return_inverse=True)[1]
+        if len(self.labels.unique()) < 2 or int(self.labels.bincount().max()) < 2:
+            found = f"{len(self.labels):,} pictures of {len(self.labels.unique()):,} classes"
+            raise UserError(
+                f"--data: expected classes to train on, two at least, and two pictures of one; found {found}"
+            )
         if config.batch.size % distributed.count():
             several = f"a multiple of the {distributed.count()} processes"
             raise UserError(f"batch.size: expected {several}, received {config.batch.size}")

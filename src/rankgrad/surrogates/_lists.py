@@ -83,14 +83,12 @@ def read_lists(scores: Tensor, relevance: Tensor, mask: Tensor | None, reduction
     scores = _check.floating("scores", scores)
     relevance = _check.relevance(relevance, scores)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
-    relevant = relevance != 0
-    if (
-        relevance.dtype != torch.bool
-        and relevance.device.type == "cpu"
-        and bool((relevant & (relevance != 1)).any())
-    ):
-        raise ValueError("relevance: expected only 0 and 1 (or bool), received other values")
-    return _read(scores, relevant, _check.mask(mask, scores))
+    relevant, exists = relevance != 0, _check.mask(mask, scores)
+    if relevance.dtype != torch.bool and relevance.device.type == "cpu":
+        other = relevant & (relevance != 1)
+        if bool((other if exists is None else other & exists).any()):
+            raise ValueError("relevance: expected only 0 and 1 (or bool), received other values")
+    return _read(scores, relevant, exists)
 
 
 def read_scores(scores: Tensor, mask: Tensor | None) -> Lists:

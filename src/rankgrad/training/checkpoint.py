@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ def _atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file, atomically."""
-    _atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+    """A text file, atomically; names of files that are no UTF-8 are written with backslashes."""
+    _atomically(path, lambda beside: beside.write_text(text, encoding="utf-8", errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -48,7 +49,11 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 def load_state(path: Path) -> dict[str, Any]:
     """The state of a run; tensors and plain values only, no code is run by loading."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (EOFError, RuntimeError, UnpicklingError) as error:
+        said = str(error).partition("\n")[0] or "it ends too early"
+        raise UserError(f"--resume: {path} cannot be read ({said})") from None
     return state
 
 

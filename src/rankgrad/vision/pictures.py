@@ -11,10 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 from rankgrad.training.errors import UserError
 
@@ -67,13 +71,18 @@ class Ragged:
         return Ragged.of([self.picture(row) for row in index.tolist()], pinned=pinned)
 
 
+def require_8_bits(file: Image.Image) -> None:
+    """Refuse pictures of 16 bits and more: Pillow would cut them off at 255."""
+    if file.mode[0] in "IF":
+        raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
+
+
 def decode(source: Path) -> Tensor:
     """A picture as ``[H, W, 3]`` uint8. The content says the format, not the name."""
     from PIL import Image
 
     with Image.open(source) as file:
-        if file.mode[0] in "IF":  # Pillow would cut them off at 255
-            raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
+        require_8_bits(file)
         return torch.from_numpy(np.array(file.convert("RGB")))
 
 

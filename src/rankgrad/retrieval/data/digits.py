@@ -6,10 +6,13 @@ import torch
 
 from rankgrad.retrieval.config import Data
 from rankgrad.retrieval.data.splits import Pictures, Splits
+from rankgrad.training.errors import UserError
 
 
 def read(config: Data) -> Splits:
     """Every other picture of each digit trains, the rest tests: ten classes are too few to keep some apart."""
+    if config.root is not None:
+        raise UserError(f"--data: the digits need no folder, received {config.root!r}; your own: data=folder")
     from sklearn.datasets import load_digits
 
     data = load_digits()

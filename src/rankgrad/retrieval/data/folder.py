@@ -12,6 +12,10 @@ from rankgrad.vision.folders import root_of
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 
 
+#: Names of parts of a data set: unlikely ones for classes.
+PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+
+
 def pictures_in(folder: Path) -> list[Path]:
     """All picture files below a folder, sorted; hidden files are left out."""
     found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
@@ -25,8 +29,11 @@ def read(config: Data) -> Splits:
     """
     root = root_of(config)
     inside = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if [p.name for p in inside] == ["test", "train"]:
+    names = [p.name for p in inside]
+    if names == ["test", "train"]:
         return Splits(_classes(inside[1]), _classes(inside[0]))
+    if len(names) > 1 and PARTS.issuperset(names):
+        raise UserError(f"--data: expected train and test, or a folder for each class; found {', '.join(names)}")
     everything = _classes(root)
     training, testing = by_classes(everything.labels, config.test_share, config.split_seed)
     return Splits(everything.take(training), everything.take(testing))
