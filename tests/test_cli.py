@@ -11,6 +11,7 @@ import torch
 from rankgrad import recipes
 from rankgrad.cli import main
 from rankgrad.recipes import run
+from rankgrad.retrieval import subject
 from rankgrad.retrieval.task import read_sources
 from rankgrad.training import checkpoint
 
@@ -216,3 +217,16 @@ def test_places_that_cannot_be_written(trained, tmp_path):
     assert cli(
         "embed", trained[0] / "best.safetensors", root, "--device", "tpu", "--out", tmp_path / "e.npz"
     ).startswith("rankgrad: device: unknown value 'tpu'")
+
+
+def test_eval_on_all_of_another_folder(trained):
+    seen = []
+    for share in ([], ["test_share=1"]):
+        settings = [f"data.root={trained[2]}", *share]
+        weights, notes = checkpoint.load_weights(trained[0] / "best.safetensors")
+        _, config = recipes.checked(notes["config"], settings)
+        seen.append(len(read_sources(config.data, config.view, torch.device("cpu"), train=False)[1].pictures))
+        assert subject.evaluate_checkpoint(config, weights, notes, torch.device("cpu"))
+    assert seen[1] == 2 * seen[0] == len([p for p in trained[2].rglob("*") if p.is_file()])
+    told = cli("train", "folder", "--data", trained[2], "test_share=1", *SMALL)
+    assert told.endswith("found 0 pictures of 0 classes")

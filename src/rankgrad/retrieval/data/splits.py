@@ -62,7 +62,9 @@ def held_out(splits: Splits, part: float, seed: int) -> Splits:
 
 
 def by_classes(labels: Tensor, test_share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows to train and to test on, no class in both; at least one class on each side."""
+    """Rows to train and to test on, no class in both; at least one class on each side, unless all are to test."""
+    if test_share == 1:
+        return torch.arange(0), torch.arange(len(labels))
     classes = labels.unique()
     if len(classes) < 2:
         raise UserError(f"data: expected at least 2 classes to split, received {len(classes)}")
