@@ -121,14 +121,14 @@ def _from_file(path: Path) -> tuple[Tensor, Tensor]:
 
 def _from_run(run: Path) -> tuple[Tensor, Tensor]:
     from rankgrad import recipes
-    from rankgrad.recipes.run import device_of
     from rankgrad.retrieval.model import rebuild
     from rankgrad.retrieval.task import embed, read_sources
+    from rankgrad.training import machine
     from rankgrad.training.checkpoint import load_weights
 
     weights, notes = load_weights(run / "best.safetensors")
     _, config = recipes.checked(notes["config"], [])
-    device = device_of(config.device)
+    device = machine.device_of(config.device)
     network = rebuild(config.model, config.view.crop, notes, weights).to(device)
     _, query, _ = read_sources(config.data, config.view, device, train=False)
     return embed(network, query, config.view, config.precision).cpu(), query.pictures.labels

@@ -79,14 +79,13 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
 ) -> None:
     """Measure a checkpoint on its test pictures."""
-    from rankgrad.recipes.run import device_of
     from rankgrad.training import checkpoint as files
-    from rankgrad.training import log
+    from rankgrad.training import log, machine
 
     weights, notes = files.load_weights(checkpoint)
     overrides = [*(settings or []), *_root(data)]
     subject, config = recipes.checked(notes["config"], overrides)
-    metrics = subject.evaluate(config, weights, notes, device_of(config.device))
+    metrics = subject.evaluate(config, weights, notes, machine.device_of(config.device))
     _OUT.print(log.in_words(metrics))
 
 

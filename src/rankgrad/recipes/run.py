@@ -21,19 +21,6 @@ from rankgrad.training.loop import Result, Trainer
 _FREE = {"device", "save_minutes", "data.root", "data.workers", "data.cache"}
 
 
-def device_of(name: str) -> torch.device:
-    """The device a setting means."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device: unknown value {name!r}, say auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device: {name!r} asked for, but torch finds no GPU")
-    return device
-
-
 def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
     """``out``, or ``runs/NAME``, ``runs/NAME-2``, ...: a new one, or with ``resume`` the latest."""
     if out is not None:
@@ -76,7 +63,7 @@ def run(
         The folder and each restart's result.
     """
     subject, config = recipes.load(name, overrides)
-    device = distributed.start(device_of(config.device))
+    device = distributed.start(machine.device_of(config.device))
     folder = distributed.same_everywhere(folder_for(name, out, resume=resume))
     if seeds == 1:
         if resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):

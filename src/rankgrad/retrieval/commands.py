@@ -15,20 +15,20 @@ def embed(
     checkpoint: Annotated[Path, typer.Argument(help="best.safetensors or last.safetensors of a run.")],
     images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
     out: Annotated[Path, typer.Option(help="Where the embeddings go.")] = Path("embeddings.npz"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
 ) -> None:
     """Embed pictures: an .npz with `embeddings` [N, dim], of unit length, and `names` [N]."""
     import numpy as np
     import torch
 
     from rankgrad.pairs import unit_length
-    from rankgrad.recipes.run import device_of
     from rankgrad.retrieval.config import Config, Data
     from rankgrad.retrieval.data.folder import pictures_in
     from rankgrad.retrieval.data.splits import Pictures
     from rankgrad.retrieval.model import rebuild
     from rankgrad.retrieval.pictures import Source
     from rankgrad.retrieval.task import embed as embed_all
+    from rankgrad.training import machine
     from rankgrad.training.checkpoint import load_weights, write_bytes
     from rankgrad.training.config import validated
 
@@ -42,7 +42,7 @@ def embed(
         raise UserError(f"IMAGES: no pictures in {', '.join(map(str, images))}")
     names = [str(path) for path in paths]
     pictures = Pictures(paths, torch.zeros(len(paths), dtype=torch.int64), None, names)
-    where = device_of(device)
+    where = machine.device_of(device)
     network = rebuild(config.model, config.view.crop, notes, weights).to(where)
     source = Source(pictures, Data(name="folder", broken="skip"), config.view, where)
     if source.faults:

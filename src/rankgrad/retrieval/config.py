@@ -20,9 +20,7 @@ class Data(Section):
     broken: Literal["refuse", "skip"] = "refuse"  # files that are missing or cannot be decoded
     cache: Literal["ram", "device", "none"] = "ram"  # where decoded pictures stay
     workers: Count = 8  # threads that decode
-    test_share: Annotated[float, Field(gt=0, le=1)] = (
-        0.5  # folder: share of the classes to test on; 1: eval on all
-    )
+    test_share: Annotated[float, Field(gt=0, le=1)] = 0.5  # folder: share of the classes to test on, 1 for eval
     split_seed: Annotated[int, Field(ge=0)] = 0  # folder: which classes
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0  # test on this share of the *training* classes instead
 

@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""The machine: which device a setting means, and what a result was measured on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,22 @@ from pathlib import Path
 import torch
 
 from rankgrad import distributed
+from rankgrad.training.errors import UserError
 
 _PACKAGES = ("rankgrad", "torch", "torchvision", "timm", "pytorch-metric-learning")
+
+
+def device_of(name: str) -> torch.device:
+    """The device a setting means."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device: unknown value {name!r}, say auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device: {name!r} asked for, but torch finds no GPU")
+    return device
 
 
 def _processor() -> str:
