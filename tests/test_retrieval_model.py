@@ -223,3 +223,14 @@ def test_modules_say_nothing_of_processes_where_there_is_one():
     alone, spread = rankgrad.RecallLoss(lam=3.0), rankgrad.RecallLoss(lam=3.0, distributed=True)
     assert torch.equal(alone(E, L), spread(E, L))
     assert isinstance(spread, nn.Module)
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18"])
+def test_where_the_weights_cannot_be_fetched(name, monkeypatch):
+    def fetch(*args, **kwargs):
+        raise OSError("no route")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
+    monkeypatch.setattr("timm.models._builder.load_pretrained", fetch)
+    with pytest.raises(UserError, match=r"library's weights of resnet18 cannot be fetched \(no route\)"):
+        model.build(Model(backbone=name), 32, 0)

@@ -21,7 +21,7 @@ from rankgrad.detection.config import Data
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
 from rankgrad.vision.folders import check_counts, find, root_of
-from rankgrad.vision.pictures import listed
+from rankgrad.vision.pictures import SUFFIXES, listed
 
 #: The classes of Pascal VOC.
 VOC = (
@@ -106,7 +106,7 @@ class Annotation(NamedTuple):
 
 
 def read_annotation(path: Path) -> Annotation:
-    """The objects of an annotation file; ValueError says what is wrong."""
+    """What an annotation file says; ValueError tells what is wrong with it."""
     if not path.is_file():
         raise ValueError("missing")
     try:
@@ -140,7 +140,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _picture(folder: Path, name: str) -> Path:
-    for suffix in (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"):
+    for suffix in SUFFIXES:
         for written in (suffix, suffix.upper()):
             if (folder / f"{name}{written}").is_file():
                 return folder / f"{name}{written}"

@@ -80,10 +80,9 @@ class RetrievalTask:
         train, self.query, self.gallery = read_sources(config.data, config.view, device, train=True)
         assert train is not None
         self.source = train
-        labels = train.pictures.labels
-        self.labels = labels.unique(return_inverse=True)[1]
-        if len(self.labels.unique()) < 2 or int(self.labels.bincount().max()) < 2:
-            found = f"{len(self.labels):,} pictures of {len(self.labels.unique()):,} classes"
+        classes, self.labels = train.pictures.labels.unique(return_inverse=True)
+        if len(classes) < 2 or int(self.labels.bincount().max()) < 2:
+            found = f"{len(self.labels):,} pictures of {len(classes):,} classes"
             raise UserError(
                 f"--data: expected classes to train on, two at least, and two pictures of one; found {found}"
             )

@@ -163,7 +163,6 @@ class Trainer:
             with optim.autocast(config.precision, self.device):
                 loss = self.task.batch_loss(network, self.step)
         except NotANumberError:
-            self._read_losses()
             raise self._lost(math.nan, self.step + 1, rate) from None
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)

@@ -17,10 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankgrad.training.errors import UserError
+
 if TYPE_CHECKING:
     from PIL import Image
 
-from rankgrad.training.errors import UserError
+#: How names of pictures end, in small letters or capitals.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 #: Mean and deviation of ImageNet's pictures, which pretrained networks expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

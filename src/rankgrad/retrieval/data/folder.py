@@ -8,9 +8,7 @@ from rankgrad.retrieval.config import Data
 from rankgrad.retrieval.data.splits import Pictures, Splits, by_classes, numbered
 from rankgrad.training.errors import UserError
 from rankgrad.vision.folders import root_of
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
-
+from rankgrad.vision.pictures import SUFFIXES
 
 #: Names of parts of a data set: unlikely ones for classes.
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
