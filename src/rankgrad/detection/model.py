@@ -23,7 +23,6 @@ from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.poolers import initLevelMapper
 
 from rankgrad.detection.config import Model, View
-from rankgrad.detection.matching import Truth
 from rankgrad.detection.proposals import BatchedHeads, BatchedProposals
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
@@ -96,11 +95,9 @@ class Detector(FasterRCNN):  # type: ignore[misc]
     ) -> dict[str, Tensor]:
         """The losses of a batch; boxes of the targets in pixels of the batch."""
         features = self.backbone(pictures)
-        images = ImageList(pictures, sizes)
-        proposals, outputs = self.rpn.propose(images, features)
+        proposals, proposal_losses = self.rpn(ImageList(pictures, sizes), features, targets)
         _, losses = self.roi_heads(features, proposals, sizes, targets)
-        # Last, as Python is what takes time here: meanwhile the GPU computes the heads' losses.
-        return {**losses, **self.rpn.losses(*outputs, Truth.of(targets))}
+        return {**losses, **proposal_losses}
 
     def regions(self, pictures: Tensor, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Class logits, box regression and proposals of a batch, from which detections are made."""

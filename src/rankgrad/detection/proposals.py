@@ -74,26 +74,20 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         self, images: ImageList, features: dict[str, Tensor], targets: list[dict[str, Tensor]] | None = None
     ) -> Any:
         """Proposals of each picture, and the losses in training."""
-        proposals, outputs = self.propose(images, features)
-        if not self.training:
-            return proposals, {}
-        if targets is None:
-            raise ValueError("targets: expected boxes and labels in training, received None")
-        return proposals, self.losses(*outputs, Truth.of(targets))
-
-    def propose(
-        self, images: ImageList, features: dict[str, Tensor]
-    ) -> tuple[list[Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """Proposals of each picture, and what the losses are taken of: objectness, box regression and anchors."""
         maps = list(features.values())
         scores, regression = self.head(maps)
         anchors = self.anchor_generator(images, maps)
         levels = [level[0].numel() for level in scores]
         objectness, deltas = concat_box_prediction_layers(scores, regression)
         objectness, deltas = objectness.reshape(len(anchors), -1), deltas.reshape(len(anchors), -1, 4)
+        losses = {}
+        if self.training:
+            if targets is None:
+                raise ValueError("targets: expected boxes and labels in training, received None")
+            # Before the proposals, for which Python waits: the GPU still has the backbone to do.
+            losses = self.losses(objectness, deltas, anchors[0], Truth.of(targets))
         boxes = self.box_coder.decode(deltas.detach().flatten(0, 1), anchors).reshape(len(anchors), -1, 4)
-        proposals = self.proposals(boxes, objectness.detach(), images.image_sizes, levels)
-        return proposals, (objectness, deltas, anchors[0])
+        return self.proposals(boxes, objectness.detach(), images.image_sizes, levels), losses
 
     def proposals(
         self, boxes: Tensor, objectness: Tensor, sizes: list[tuple[int, int]], levels: list[int]
