@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import re
 import shutil
 import sys
 from urllib.error import URLError
@@ -199,6 +200,7 @@ def test_eval_and_report(trained, root, capsys, tmp_path):
     with pytest.raises(SystemExit):
         main(["eval", str(trained / "last.safetensors"), "--data", str(root)])
     shown = capsys.readouterr().out
+    assert re.search(r"detecting .* (\d+)/\1 ", shown)
     last = rows(trained, "evaluations")[-1]
     for name, value in last.items():
         if name not in ("step", "epoch"):

@@ -240,6 +240,21 @@ def test_every_data_set_trains_from_the_command_line(tmp_path, capsys):
         assert "report:" in capsys.readouterr().out
         (last,) = rows(out, "evaluations")
         assert list(last)[2:] == [f"R@{k}" for k in recipes.load(name)[1].recall_at] + ["mAP@R", "AP"]
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(["eval", str(out / "last.safetensors")])
+        shown = capsys.readouterr().out
+        assert re.search(r"embedding .* (\d+)/\1 ", shown)  # queries and gallery, to the end
+        assert log.in_words({metric: float(value) for metric, value in last.items()}) in shown
+
+
+def test_the_bar_says_when_a_run_evaluates(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(log.Progress, "advance", lambda self, done, text="": said.append((done, text[:10])))
+    root = pictures.folder_set(tmp_path / "data")
+    settings = [*FOLDER, "device=cpu", "evaluate_first=false", f"data.root={root}"]
+    _, (result,) = run.run("folder", settings, out=str(tmp_path / "a"))
+    steps = int(result.last["step"])
+    assert [done for done, text in said if text == "evaluating"] == [steps // 2, steps]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def evaluate_checkpoint(
     from rankgrad.detection.evaluate import evaluate
     from rankgrad.detection.model import rebuild
     from rankgrad.detection.task import detect, read_sources
+    from rankgrad.training import log
 
     network = rebuild(config.model, config.view, regions=config.batch.regions, notes=notes, weights=weights).to(
         device
@@ -47,7 +48,8 @@ def evaluate_checkpoint(
     if list(classes) != list(notes["classes"]):
         told = f"expected the classes of the checkpoint ({', '.join(notes['classes'])})"
         raise UserError(f"--data: {told}, found {', '.join(classes)}")
-    found = detect(network, source, config)
+    with log.progress("detecting", len(source.scenes), 0, show=True) as bar:
+        found = detect(network, source, config, bar.advance)
     stands = {scores: evaluate(f, source.scenes.objects, len(classes)) for scores, f in found.items()}
     return {key: value for scores, stand in stands.items() for key, value in stand.summary(scores).items()}
 

@@ -85,7 +85,7 @@ def read_sources(
             if scenes is None:
                 sources.append(None)
                 continue
-            source = Source(scenes, config, device, lambda count, before=done: bar.advance(before + count, ""))  # type: ignore[misc]
+            source = Source(scenes, config, device, lambda count, before=done: bar.advance(before + count))  # type: ignore[misc]
             done += len(scenes)
             if not len(source.scenes):
                 raise UserError(f"--data: {listed(source.faults, len(scenes))}")
@@ -96,10 +96,13 @@ def read_sources(
     return sources[0], sources[1], splits.classes
 
 
-def detect(network: model.Detector, source: Source, config: Config) -> dict[str, Detections]:
+def detect(
+    network: model.Detector, source: Source, config: Config, progress: Callable[[int], None] = lambda done: None
+) -> dict[str, Detections]:
     """Detections on all pictures of a source, for each way of scoring; processes share the work.
 
     Boxes are in pixels of the files; everything is on the CPU. The network runs once for all scorings.
+    ``progress`` is called with the number of pictures done so far.
     """
     network.eval()
     order = source.ratios().argsort(stable=True)  # like shapes together
@@ -114,6 +117,7 @@ def detect(network: model.Detector, source: Source, config: Config) -> dict[str,
             for scores, out in found.items():
                 detected = detections_of(network.roi_heads, logits, regression, proposals, view.sizes, scores)
                 out.update(zip(rows.tolist(), _in_files(detected, view.scales), strict=True))
+            progress(sum(map(len, mine[: at + 1])))
     return {scores: [out[row] for row in range(len(source.scenes))] for scores, out in _everyone(found).items()}
 
 

@@ -28,7 +28,7 @@ def embed(
     from rankgrad.retrieval.model import rebuild
     from rankgrad.retrieval.pictures import Source
     from rankgrad.retrieval.task import embed as embed_all
-    from rankgrad.training import machine
+    from rankgrad.training import log, machine
     from rankgrad.training.checkpoint import load_weights, write_bytes
     from rankgrad.training.config import validated
 
@@ -48,7 +48,9 @@ def embed(
     if source.faults:
         raise UserError(f"IMAGES: {'; '.join(source.faults[:5])}")
     file = io.BytesIO()
-    embeddings = unit_length(embed_all(network, source, config.view, config.precision)).cpu().numpy()
+    with log.progress("embedding", len(names), 0, show=True) as bar:
+        found = embed_all(network, source, config.view, config.precision, progress=bar.advance)
+    embeddings = unit_length(found).cpu().numpy()
     np.savez(file, embeddings=embeddings, names=np.array(names))
     write_bytes(out, file.getvalue())
     print(f"{len(names)} embeddings of length {embeddings.shape[1]} in {out}")

@@ -38,10 +38,14 @@ def evaluate_checkpoint(
     """The metrics of a checkpoint on its data set's test pictures."""
     from rankgrad.retrieval.model import rebuild
     from rankgrad.retrieval.task import read_sources, standing
+    from rankgrad.training import log
 
     network = rebuild(config.model, config.view.crop, notes, weights).to(device)
     _, query, gallery = read_sources(config.data, config.view, device, train=False)
-    return standing(network, query, gallery, config)[0].summary(config.recall_at)
+    many = len(query.pictures) + (len(gallery.pictures) if gallery else 0)
+    with log.progress("embedding", many, 0, show=True) as bar:
+        found, _, _ = standing(network, query, gallery, config, bar.advance)
+    return found.summary(config.recall_at)
 
 
 def report_sections(run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def read_sources(
             nonlocal done
             if pictures is None:
                 return None
-            source = Source(pictures, config, view, device, lambda count: bar.advance(done + count, ""))
+            source = Source(pictures, config, view, device, lambda count: bar.advance(done + count))
             done += len(pictures)
             if source.faults:
                 bar.say(f"skipped {len(source.faults)} pictures: {'; '.join(source.faults[:5])}")
@@ -49,8 +50,19 @@ def read_sources(
     return training, query, gallery
 
 
-def embed(network: nn.Module, source: Source, view: View, precision: str, *, batch: int = 256) -> Tensor:
-    """Embeddings of all pictures of a source, centre crop, ``[N, dim]`` float32; processes share the work."""
+def embed(
+    network: nn.Module,
+    source: Source,
+    view: View,
+    precision: str,
+    *,
+    batch: int = 256,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Tensor:
+    """Embeddings of all pictures of a source, centre crop, ``[N, dim]`` float32; processes share the work.
+
+    ``progress`` is called with the number of pictures done so far.
+    """
     network.eval()
     rows = torch.arange(len(source.pictures))
     mine = rows.tensor_split(distributed.count())[distributed.rank()].split(batch)
@@ -60,6 +72,7 @@ def embed(network: nn.Module, source: Source, view: View, precision: str, *, bat
             pictures = source.fetch(now, mine[at + 1] if at + 1 < len(mine) else None)
             boxes = augment.centre_boxes(pictures.height, pictures.width, view.crop)
             parts.append(network(augment.crops(pictures, boxes, None, view.crop)).float())
+            progress(sum(map(len, parts)))
     return distributed.gather(torch.cat(parts).clone())
 
 
@@ -180,13 +193,19 @@ class RetrievalTask:
 
 
 def standing(
-    network: nn.Module, query: Source, gallery: Source | None, config: Config
+    network: nn.Module,
+    query: Source,
+    gallery: Source | None,
+    config: Config,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Standing, Tensor, Tensor | None]:
     """Embed queries and gallery, and rank them exactly."""
-    queries = embed(network, query, config.view, config.precision)
+    queries = embed(network, query, config.view, config.precision, progress=progress)
     labels = query.pictures.labels.to(queries.device)
     if gallery is None:
         return retrieval_standing(queries, labels), queries, None
-    candidates = embed(network, gallery, config.view, config.precision)
+    candidates = embed(
+        network, gallery, config.view, config.precision, progress=lambda done: progress(len(queries) + done)
+    )
     found = retrieval_standing(queries, labels, candidates, gallery.pictures.labels.to(queries.device))
     return found, queries, candidates

@@ -103,7 +103,7 @@ class Progress:
     def __init__(self, bar: Any = None, job: Any = None) -> None:
         self._bar, self._job = bar, job
 
-    def advance(self, done: int, text: str) -> None:
+    def advance(self, done: int, text: str = "") -> None:
         """How many steps are done, and what to say beside the bar."""
         if self._bar is not None:
             self._bar.update(self._job, completed=done, text=text)

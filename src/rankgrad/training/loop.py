@@ -203,6 +203,7 @@ class Trainer:
         )
 
     def _evaluate(self, epoch: int, bar: log.Progress) -> None:
+        bar.advance(self.step, "evaluating")
         metrics = self.task.evaluate()
         if self.task.headline not in metrics:
             raise AssertionError(f"{self.task.headline} is not among {sorted(metrics)}")
