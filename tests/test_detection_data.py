@@ -45,7 +45,7 @@ def test_the_reader(tmp_path):
 def test_boxes_are_edges(tmp_path, box, edges):
     path = tmp_path / "a.xml"
     path.write_text(scenes.annotation([("leaf", box, True)]))
-    ((name, found, difficult),), size = data.read_annotation(path)
+    ((name, found, difficult),), size = data.read_annotation(path, tmp_path / "a.jpg")
     assert size == (64, 48)
     assert (name, difficult) == ("leaf", True)
     assert found == pytest.approx(edges)
@@ -57,8 +57,14 @@ BROKEN = {
     "document type": scenes.annotation([], extra='<!DOCTYPE x [<!ENTITY a "b">]>'),
     "an object without name": "<annotation><object><bndbox/></object></annotation>",
     "a box without xmin": "<annotation><object><name>leaf</name><bndbox/></object></annotation>",
-    "could not convert": scenes.annotation([("leaf", ("a", 1, 2, 3), False)]),
-    "an empty box of leaf": scenes.annotation([("leaf", (9, 9, 4, 12), False)]),
+    "xmin: expected a number, received 'a'": scenes.annotation([("leaf", ("a", 1, 2, 3), False)]),
+    "a box of leaf with nothing of the 64 x 48 pixels in it (9, 9, 4, 12)": scenes.annotation(
+        [("leaf", (9, 9, 4, 12), False)]
+    ),
+    "a box of leaf with nothing of the 44 x 60 pixels in it (50, 9, 60, 12)": scenes.annotation(
+        [("leaf", (50, 9, 60, 12), False)], size=(0, 0)
+    ),
+    "unknown encoding: klingon": scenes.annotation([], extra='<?xml version="1.0" encoding="klingon"?>'),
     "missing": "",
 }
 
@@ -66,14 +72,14 @@ BROKEN = {
 @pytest.mark.parametrize("fault", list(BROKEN))
 def test_broken_annotations_are_named(tmp_path, fault):
     scenes.voc_set(tmp_path, train=4, test=2)
-    path = tmp_path / "Annotations" / "000002.xml"
+    path = tmp_path / "Annotations" / "000003.xml"
     if fault == "missing":
         path.unlink()
     elif BROKEN[fault] is None:
         path.write_text(scenes.annotation([], extra='<?xml version="1.0" encoding="utf-16"?>'), encoding="utf-16")
     else:
         path.write_text(BROKEN[fault])
-    with pytest.raises(UserError, match=r"1 of 6 annotations cannot be read: 000002.xml: ") as caught:
+    with pytest.raises(UserError, match=r"1 of 6 annotations cannot be read: 000003.xml: ") as caught:
         read(tmp_path)
     assert fault in str(caught.value) or fault == "not UTF-8"
     splits = read(tmp_path, broken="skip")
@@ -87,9 +93,9 @@ def test_a_bomb_is_refused_as_defusedxml_does(tmp_path):
     with pytest.raises(Exception, match="Entit"):
         defused.fromstring(bomb)
     with pytest.raises(ValueError, match="not allowed"):
-        data.parse(bomb)
+        data.parse(bomb.encode())
     good = scenes.annotation([("leaf", (1, 2, 3, 4), False)])
-    ours, theirs = data.parse(good), defused.fromstring(good)
+    ours, theirs = data.parse(good.encode()), defused.fromstring(good)
     assert [e.text for e in ours.iter()] == [e.text for e in theirs.iter()]
 
 
@@ -110,14 +116,65 @@ def test_what_the_user_can_mend(tmp_path):
         read(tmp_path, name="voc07", counts="any")
 
 
-def test_nothing_to_test_on(tmp_path):
+@pytest.mark.parametrize(("part", "names"), [("train", "0000*.xml"), ("test", "0001*.xml")])
+def test_nothing_to_train_or_test_on(tmp_path, part, names):
     """Known before the training, not after it."""
     scenes.voc_set(tmp_path)
     for hard in (True, None):
-        for path in (tmp_path / "Annotations").glob("0001*.xml"):
+        for path in (tmp_path / "Annotations").glob(names):
             path.write_text(scenes.annotation([] if hard is None else [("leaf", (1, 1, 9, 9), hard)]))
-        with pytest.raises(UserError, match="--data: no objects to test on"):
+        with pytest.raises(UserError, match=f"--data: no objects to {part} on"):
             read(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "utf-8", "utf-8-sig", "utf-16-le"])
+def test_encodings_of_annotations(tmp_path, encoding):
+    scenes.voc_set(tmp_path)
+    said = "" if encoding == "utf-8-sig" else f'<?xml version="1.0" encoding="{encoding}"?>'
+    path = tmp_path / "Annotations" / "000001.xml"
+    path.write_bytes(scenes.annotation([("Käfer", (1, 1, 9, 9), False)], extra=said).encode(encoding))
+    if encoding == "utf-16-le":  # its own first line cannot be read as it stands
+        with pytest.raises(UserError, match=r"000001.xml: broken"):
+            read(tmp_path)
+    else:
+        assert "Käfer" in read(tmp_path).classes
+
+
+def test_names_with_spaces_and_lists_of_one_class(tmp_path):
+    scenes.voc_set(tmp_path)
+    for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "jpg")):
+        (tmp_path / folder / f"000001.{suffix}").rename(tmp_path / folder / f"my picture 1.{suffix}")
+    lists = tmp_path / "ImageSets" / "Main"
+    (lists / "leaf_trainval.txt").write_text("000000 -1\nmy picture 1  1\n000002  0\n")  # as VOC writes them
+    (lists / "trainval.txt").write_text("000000\r\nmy picture 1 \r\n\r\n000002\r\n")
+    for part in ("trainval", "leaf_trainval"):
+        assert read(tmp_path, train=part).train.names == ["000000", "my picture 1", "000002"]
+
+
+def test_boxes_end_where_the_picture_does(tmp_path):
+    """Without a size in the annotation too."""
+    scenes.voc_set(tmp_path)
+    path = tmp_path / "Annotations" / "000001.xml"
+    path.write_text(re.sub("<size>.*</size>", "", scenes.annotation([("leaf", (40, 9, 99, 99), False)])))
+    splits = read(tmp_path)
+    assert splits.train.objects[1].boxes.tolist() == [[39, 8, 64, 48]] and splits.train.sizes[1] == (64, 48)
+
+
+def test_for_the_classes_of_a_checkpoint_the_test_pictures_are_enough(tmp_path):
+    scenes.voc_set(tmp_path)
+    (tmp_path / "ImageSets/Main/trainval.txt").unlink()
+    config = Data(name="voc", root=str(tmp_path))
+    splits = data.read(config, ("sky", "apple", "leaf", "zebra"))
+    assert splits.train is None and len(splits.test) == 6
+    assert splits.classes == ("sky", "apple", "leaf", "zebra")
+    with pytest.raises(UserError, match="unknown class 'sky'"):
+        data.read(config, ("apple", "leaf"))
+
+
+def test_the_classes_are_those_of_all_pictures(tmp_path):
+    scenes.voc_set(tmp_path)
+    (tmp_path / "Annotations/000105.xml").write_text(scenes.annotation([("zebra", (1, 1, 9, 9), False)]))
+    assert "zebra" in read(tmp_path, test_limit=1).classes
 
 
 @pytest.mark.parametrize("suffix", [".JPEG", ".PNG", ".bmp", ".webp"])

@@ -527,5 +527,18 @@ def test_a_checkpoint_is_judged_on_its_own_classes(trained, tmp_path):
         path.write_text(path.read_text().replace(f"<name>{scenes.NAMES[0]}</name>", "<name>zebra</name>"))
     weights, notes = checkpoint.load_weights(trained / "last.safetensors")
     subject, config = recipes.checked(notes["config"], [f"data.root={other}"])
-    with pytest.raises(UserError, match=r"--data: expected the classes of the checkpoint \(.*found .*zebra"):
+    with pytest.raises(UserError, match=r"--data: .* unknown class 'zebra'"):
         subject.evaluate(config, weights, notes, torch.device("cpu"))
+    fewer = scenes.voc_set(tmp_path / "fewer")  # no object of the first class, and nothing to train on
+    (fewer / "ImageSets/Main/trainval.txt").unlink()
+    for path in fewer.rglob("*.xml"):
+        path.write_text(
+            path.read_text().replace(f"<name>{scenes.NAMES[0]}</name>", f"<name>{scenes.NAMES[1]}</name>")
+        )
+    _, config = recipes.checked(notes["config"], [f"data.root={fewer}", "data.test_limit=4"])
+    assert subject.evaluate(config, weights, notes, torch.device("cpu")).keys() >= {"AP50 softmax", "AP50 odds"}
+
+
+def test_eval_with_another_network_than_the_checkpoint_has(trained):
+    with pytest.raises(SystemExit, match=r"model: expected the settings .* trained with; size mismatch for .*fc6"):
+        main(["eval", str(trained / "last.safetensors"), "hidden=48"])

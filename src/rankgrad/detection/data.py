@@ -8,6 +8,7 @@ edges, (xmin - 1, ymin - 1, xmax, ymax), so that its width is the devkit's xmax 
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
 from rankgrad.vision.folders import check_counts, find, root_of
 from rankgrad.vision.pictures import SUFFIXES, listed
+
+#: The encoding that the first line of an XML file names.
+_ENCODING = re.compile(rb"""^\s*<\?xml[^>]*\sencoding=["']([\w.:-]+)["']""")
+#: Behind a name in VOC's lists of one class: whether the picture shows it. (A name may have spaces itself.)
+_SHOWS_IT = re.compile(r"(\s+-1|\s{2,}[01])$")
 
 #: The classes of Pascal VOC.
 VOC = (
@@ -76,16 +82,18 @@ class Scenes:
 
 @dataclass(frozen=True)
 class Splits:
-    """Pictures to train and to test on; label c is ``classes[c - 1]``."""
+    """Pictures to train (if wanted) and to test on; label c is ``classes[c - 1]``."""
 
-    train: Scenes
+    train: Scenes | None
     test: Scenes
     classes: tuple[str, ...]
     faults: tuple[str, ...] = ()
 
 
-def parse(text: str) -> ElementTree.Element:
+def parse(content: bytes) -> ElementTree.Element:
     """XML of an annotation. A document type is refused: without one no entity can be declared or fetched."""
+    told = _ENCODING.match(content)
+    text = content.decode(told.group(1).decode() if told else "utf-8-sig")
     if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
         raise ValueError("a document type or entity declaration is not allowed")
     return ElementTree.fromstring(text)
@@ -95,7 +103,10 @@ def _number(box: ElementTree.Element, name: str) -> float:
     text = box.findtext(name)
     if text is None:
         raise ValueError(f"a box without {name}")
-    return float(text)
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name}: expected a number, received {text!r}") from None
 
 
 class Annotation(NamedTuple):
@@ -105,30 +116,42 @@ class Annotation(NamedTuple):
     size: tuple[float, float]
 
 
-def read_annotation(path: Path) -> Annotation:
-    """What an annotation file says; ValueError tells what is wrong with it."""
+def read_annotation(path: Path, picture: Path) -> Annotation:
+    """What an annotation file says of a picture; ValueError tells what is wrong with it."""
     if not path.is_file():
         raise ValueError("missing")
     try:
-        tree = parse(path.read_bytes().decode("utf-8"))
-    except (ElementTree.ParseError, UnicodeDecodeError) as error:
+        tree = parse(path.read_bytes())
+    except (ElementTree.ParseError, UnicodeDecodeError, LookupError) as error:
         raise ValueError(f"broken ({error})") from None
-    size = tree.find("size")
-    # (annotations without a size, or with one of 0, are about)
-    width, height = (
-        float((size.findtext(n) if size is not None else "") or "inf") or torch.inf for n in ("width", "height")
-    )
+    said = tree.find("size")
+    size = [_number(said, n) if said is not None and said.findtext(n) else 0.0 for n in ("width", "height")]
+    # annotations without a size, or with one of 0, are about
+    width, height = size if min(size) > 0 else _size_of(picture)
     out = []
     for item in tree.iter("object"):
         name, box = (item.findtext("name") or "").strip(), item.find("bndbox")
         if not name or box is None:
             raise ValueError("an object without name or bndbox")
-        left, top = max(_number(box, "xmin") - 1, 0.0), max(_number(box, "ymin") - 1, 0.0)
-        right, bottom = min(_number(box, "xmax"), width), min(_number(box, "ymax"), height)
+        written = [_number(box, side) for side in ("xmin", "ymin", "xmax", "ymax")]
+        left, top = max(written[0] - 1, 0.0), max(written[1] - 1, 0.0)
+        right, bottom = min(written[2], width), min(written[3], height)
         if not (right > left and bottom > top):
-            raise ValueError(f"an empty box of {name}")
+            edges = ", ".join(f"{side:g}" for side in written)
+            raise ValueError(f"a box of {name} with nothing of the {width:g} x {height:g} pixels in it ({edges})")
         out.append((name, [left, top, right, bottom], (item.findtext("difficult") or "0").strip() == "1"))
     return Annotation(out, (width, height))
+
+
+def _size_of(picture: Path) -> tuple[float, float]:
+    """Width and height of a picture from its head; infinite where it cannot be read (which is told later)."""
+    from PIL import Image
+
+    try:
+        with Image.open(picture) as file:
+            return float(file.width), float(file.height)
+    except Exception:  # Pillow raises many kinds
+        return torch.inf, torch.inf
 
 
 def _lines(path: Path) -> list[str]:
@@ -136,7 +159,8 @@ def _lines(path: Path) -> list[str]:
         known = [p.stem for p in path.parent.glob("*.txt")] if path.parent.is_dir() else []
         hint = nearest(path.stem, known) if known else ""
         raise UserError(f"--data: expected the list {path}, found no such file{hint}")
-    return [line.split()[0] for line in path.read_text(encoding="utf-8-sig").splitlines() if line.split()]
+    lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    return [_SHOWS_IT.sub("", line) for line in lines if line]
 
 
 def _picture(folder: Path, name: str) -> Path:
@@ -151,57 +175,62 @@ def _raw(base: Path, part: str, workers: int) -> list[tuple[Path, str, Annotatio
     """Picture, name, and annotation (or what is wrong with it) of a list."""
     names = _lines(base / "ImageSets" / "Main" / f"{part}.txt")
 
-    def read(name: str) -> Annotation | str:
+    label = f"{base.name}/" if base.name.startswith("VOC20") else ""
+
+    def read(name: str) -> tuple[Path, str, Annotation | str]:
+        picture = _picture(base / "JPEGImages", name)
         try:
-            return read_annotation(base / "Annotations" / f"{name}.xml")
+            return picture, label + name, read_annotation(base / "Annotations" / f"{name}.xml", picture)
         except ValueError as error:
-            return f"{name}.xml: {error}"
+            return picture, label + name, f"{name}.xml: {error}"
 
     with ThreadPoolExecutor(workers) as pool:
-        annotations = list(pool.map(read, names))
-    label = f"{base.name}/" if base.name.startswith("VOC20") else ""
-    return [(_picture(base / "JPEGImages", n), label + n, a) for n, a in zip(names, annotations, strict=True)]
+        return list(pool.map(read, names))
 
 
-def read(config: Data) -> Splits:
-    """The data set of these settings."""
+def read(config: Data, classes: tuple[str, ...] | None = None) -> Splits:
+    """The data set of these settings; for the ``classes`` of a checkpoint its test pictures alone."""
     root = root_of(config)
     if config.name == "voc":
         base = find(root, "ImageSets/Main").parent.parent
         train, test = [(base, config.train)], [(base, config.test)]
     else:
-        years = ("2007",) if config.name == "voc07" else ("2007", "2012")
+        years = ("2007",) if config.name == "voc07" or classes else ("2007", "2012")
         bases = {y: find(root, f"VOCdevkit/VOC{y}", f"VOC{y}") for y in years}
         train, test = [(bases[y], "trainval") for y in years], [(bases["2007"], "test")]
+    parts = {"test": test} if classes else {"train": train, "test": test}
     raw = {
-        "train": [row for base, part in train for row in _raw(base, part, config.workers)],
-        "test": [row for base, part in test for row in _raw(base, part, config.workers)],
+        name: [row for base, part in lists for row in _raw(base, part, config.workers)]
+        for name, lists in parts.items()
     }
     if config.name != "voc":
-        official = {"training pictures": 5011 if config.name == "voc07" else 16551, "test pictures": 4952}
-        found = {"training pictures": len(raw["train"]), "test pictures": len(raw["test"])}
-        check_counts(config, found, official)
+        official = {"train": 5011 if config.name == "voc07" else 16551, "test": 4952}
+        called = {"train": "training pictures", "test": "test pictures"}
+        found = {called[part]: len(rows) for part, rows in raw.items()}
+        check_counts(config, found, {called[part]: official[part] for part in raw})
+    classes = classes or (VOC if config.name != "voc" else _classes_in(raw))
+    if not classes:
+        raise UserError(f"--data: no objects in the annotations of {root}")
     if config.test_limit:
         raw["test"] = raw["test"][: config.test_limit]
-    everything = [row for rows in raw.values() for row in rows]
-    classes: tuple[str, ...] = VOC
-    if config.name == "voc":
-        classes = tuple(
-            sorted({kind for *_, one in everything if not isinstance(one, str) for kind, _, _ in one.objects})
-        )
-        if not classes:
-            raise UserError(f"--data: no objects in the annotations of {root}")
     number = {name: i for i, name in enumerate(classes, 1)}
     faults: list[str] = []
     made = {part: _scenes(rows, number, faults) for part, rows in raw.items()}
     if faults and config.broken == "refuse":
         total = sum(map(len, raw.values()))
         raise UserError(f"--data: {listed(faults, total, 'annotations')}. data.broken=skip leaves them out.")
-    if not len(made["train"]) or not len(made["test"]):
-        raise UserError(f"--data: no pictures to {'train' if not len(made['train']) else 'test'} on in {root}")
-    if not any(bool((~one.difficult).any()) for one in made["test"].objects):
-        raise UserError(f"--data: no objects to test on in {root} (`difficult` ones do not count)")
-    return Splits(made["train"], made["test"], classes, tuple(faults))
+    for part, scenes in made.items():
+        if not len(scenes):
+            raise UserError(f"--data: no pictures to {part} on in {root}")
+        if not any(bool((~one.difficult).any()) for one in scenes.objects):
+            raise UserError(f"--data: no objects to {part} on in {root} (`difficult` ones do not count)")
+    return Splits(made.get("train"), made["test"], classes, tuple(faults))
+
+
+def _classes_in(raw: dict[str, list[tuple[Path, str, Annotation | str]]]) -> tuple[str, ...]:
+    """The classes of all objects, in order of their names."""
+    annotations = [one for rows in raw.values() for *_, one in rows if not isinstance(one, str)]
+    return tuple(sorted({kind for one in annotations for kind, _, _ in one.objects}))
 
 
 def _scenes(

@@ -24,6 +24,7 @@ from torchvision.ops.poolers import initLevelMapper
 
 from rankgrad.detection.config import Model, View
 from rankgrad.detection.proposals import BatchedHeads, BatchedProposals
+from rankgrad.training.checkpoint import fill
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
 from rankgrad.vision.frozen_norm import Carried, carry_frozen_norms
@@ -180,5 +181,5 @@ def rebuild(
     if notes.get("stride_in_1x1"):
         stride_in_1x1(body)
     network = _detector(body, config, view, regions, len(notes["classes"]))
-    network.load_state_dict(weights)
+    fill(network, weights)
     return network

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from rankgrad.detection.config import Config
-from rankgrad.training.errors import UserError
 
 __all__ = ["Config", "build_task", "evaluate_checkpoint", "listing", "report_sections"]
 
@@ -44,10 +43,7 @@ def evaluate_checkpoint(
     network = rebuild(config.model, config.view, regions=config.batch.regions, notes=notes, weights=weights).to(
         device
     )
-    _, source, classes = read_sources(config.data, device, train=False)
-    if list(classes) != list(notes["classes"]):
-        told = f"expected the classes of the checkpoint ({', '.join(notes['classes'])})"
-        raise UserError(f"--data: {told}, found {', '.join(classes)}")
+    _, source, classes = read_sources(config.data, device, tuple(notes["classes"]))
     with log.progress("detecting", len(source.scenes), 0, show=True) as bar:
         found = detect(network, source, config, bar.advance)
     stands = {scores: evaluate(f, source.scenes.objects, len(classes)) for scores, f in found.items()}

@@ -70,11 +70,14 @@ class Source(Store):
 
 @lru_cache(maxsize=1)
 def read_sources(
-    config: Data, device: torch.device, *, train: bool
+    config: Data, device: torch.device, classes: tuple[str, ...] | None = None
 ) -> tuple[Source | None, Source, tuple[str, ...]]:
-    """Training pictures (if wanted), test pictures and the classes; kept, so that restarts need not read again."""
-    splits = data.read(config)
-    wanted = (splits.train if train else None, splits.test)
+    """Training pictures (not for the ``classes`` of a checkpoint), test pictures and the classes.
+
+    Kept, so that restarts need not read again.
+    """
+    splits = data.read(config, classes)
+    wanted = (splits.train, splits.test)
     total = sum(len(scenes) for scenes in wanted if scenes is not None)
     with log.progress("reading pictures", total, 0, show=distributed.rank() == 0) as bar:
         if splits.faults:
@@ -160,7 +163,7 @@ class DetectionTask:
         if config.batch.size % distributed.count():
             several = f"a multiple of the {distributed.count()} processes"
             raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
-        train, self.test, self.classes = read_sources(config.data, device, train=True)
+        train, self.test, self.classes = read_sources(config.data, device)
         assert train is not None
         self.source = train
         self.objects = [_without_difficult(objects) for objects in train.scenes.objects]

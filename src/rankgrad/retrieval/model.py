@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad.retrieval.config import Model
+from rankgrad.training.checkpoint import fill
 from rankgrad.training.config import nearest
 from rankgrad.training.errors import UserError
 from rankgrad.vision.frozen_norm import carry_frozen_norms
@@ -114,7 +115,7 @@ def rebuild(config: Model, crop: int, notes: dict[str, Any], weights: dict[str, 
     if notes.get("stride_in_1x1"):
         stride_in_1x1(backbone)
     network = _embedder(backbone, config, crop)
-    network.load_state_dict(weights)
+    fill(network, weights)
     return network
 
 

@@ -81,3 +81,12 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if metadata is None:
         raise UserError(f"CHECKPOINT: {path} was not written by rankgrad (no settings in its metadata)")
     return tensors, json.loads(metadata)
+
+
+def fill(network: nn.Module, weights: dict[str, Tensor]) -> None:
+    """The weights of a checkpoint into the network that its settings made."""
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip()
+        raise UserError(f"model: expected the settings that the checkpoint was trained with; {first}") from None

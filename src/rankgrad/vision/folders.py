@@ -42,7 +42,7 @@ def find(root: Path, *places: str) -> Path:
     for place in places:
         if (root / place).exists():
             return root / place
-    raise UserError(f"--data: expected {' or '.join(places)} in {root}, found neither")
+    raise UserError(f"--data: expected {' or '.join(places)} in {root}, found none")
 
 
 def check_counts(config: Described, found: dict[str, int], protocol: dict[str, int]) -> None:
