@@ -261,14 +261,40 @@ def test_weights_move_freely_and_the_memory_by_itself():
     )
 
 
-def test_copies_and_pickles():
-    model = use_ranking_loss(detector(), memory=1)
+class Renamed(RoIHeads):
+    """Somebody's heads."""
+
+
+@pytest.mark.parametrize("heads", [RoIHeads, Renamed])
+def test_copies_and_pickles(heads):
+    model = detector()
+    model.roi_heads.__class__ = heads
+    use_ranking_loss(model, memory=1)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert ranking_loss(twin) is not ranking_loss(model)
         assert same(detections(twin), detections(model))
         losses_of(twin)
         assert ranking_loss(twin).ranking.memory.rows
+        assert type(plain(twin).roi_heads) is heads
     assert not ranking_loss(model).ranking.memory.rows
+
+
+def test_a_call_that_fails_changes_nothing():
+    plainly, exchanged = detector(), use_ranking_loss(detector(), lam=0.7, memory=0)
+    loss = ranking_loss(exchanged)
+    for model in (plainly, exchanged):
+        for mistake in ({"scores": "odd"}, {"loss": RegionLoss}, {"loss": F.cross_entropy}, {"loss": 0.5}):
+            with pytest.raises(ValueError, match=f"^{next(iter(mistake))}: expected .*, received "):
+                use_ranking_loss(model, **mistake)
+    assert type(plainly.roi_heads) is RoIHeads and "region_loss" not in vars(plainly.roi_heads)
+    assert ranking_loss(exchanged) is loss
+
+
+def test_a_model_is_named_not_printed():
+    with pytest.raises(
+        ValueError, match=r"^model: expected a model with a ranking loss .*, received a FasterRCNN$"
+    ):
+        ranking_loss(detector())
 
 
 def test_a_users_own_heads():

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from rankgrad.detection.data import Objects
 from rankgrad.detection.evaluate import evaluate
 from rankgrad.detection.paper import TABLE
-from rankgrad.detection.report import _picture, bars, sections, write_examples
+from rankgrad.detection.report import _picture, _shown_from, bars, sections, write_examples
 from rankgrad.recipes import load, run
 from test_detection_training import SMALL
 
@@ -45,7 +46,7 @@ def report(tmp_path_factory):
 
 
 def test_what_it_says(report):
-    out, _, result = report
+    out, ce, result = report
     text = (out / "report.html").read_text()
     for scores in ("softmax", "odds"):
         cells = "".join(f"<td>{result.last[f'{m} {scores}']:.1f}</td>" for m in ("AP50", "AP50-11", "AP"))
@@ -59,9 +60,43 @@ def test_what_it_says(report):
     ):
         assert said in text
     assert ">ranking</text>" in text and ">ce &lt;1&gt;</text>" in text  # the bars' names
+    for folder, name in ((out, "ranking"), (ce, "ce &lt;1&gt;")):  # each drawn from a score of its own
+        own = json.loads((folder / "detections.json").read_text())["threshold"]
+        assert f"{name}: Detections with a score (softmax) of at least {own:.2g}, " in text
     assert "<script" not in text
     links = re.findall(r"""(?:src|href)=["']([^"']*)""", text)
     assert links and all(link.startswith("data:image/jpeg;base64,") for link in links)
+
+
+def grey_pictures(objects):
+    """A source of pictures, 80 x 80."""
+    names = [str(row) for row in range(len(objects))]
+    return SimpleNamespace(
+        scenes=SimpleNamespace(names=names, objects=objects),
+        picture=lambda row: torch.zeros(80, 80, 3, dtype=torch.uint8),
+    )
+
+
+@pytest.mark.parametrize("many", [0, 3])
+def test_nothing_is_right(tmp_path, many):
+    """The surest mistakes are drawn, and the report says why these."""
+    objects = [Objects(torch.tensor([[0.0, 0, 20, 20]]), torch.tensor([1]), torch.tensor([False]))] * 2
+    first = {
+        "boxes": torch.tensor([[40.0, 40, 60, 60]]).repeat(many, 1),
+        "labels": torch.ones(many, dtype=torch.int64),
+        "scores": torch.tensor([0.4, 0.3, 0.2])[:many],
+    }
+    found = [first, {name: value[:0] for name, value in first.items()}]
+    stand = evaluate(found, objects, 1)
+    write_examples(tmp_path, grey_pictures(objects), ("cat",), "odds", {"odds": found}, {"odds": stand})
+    seen = json.loads((tmp_path / "detections.json").read_text())
+    drawn = [[(box["kind"], box.get("score")) for box in scene["boxes"]] for scene in seen["examples"]]
+    if many:
+        assert drawn == [[("wrong", 0.4), ("wrong", 0.3), ("missed", None)], [("missed", None)]]
+        assert [scene["name"] for scene in seen["hardest"]] == ["0"]  # not the picture without a mistake
+        assert _shown_from(seen).endswith("of at least 0.3, the surest: none of all detections is right.")
+    else:
+        assert drawn == [[("missed", None)]] * 2 and seen["hardest"] == []
 
 
 def test_detections_are_drawn_right(tmp_path):
@@ -80,18 +115,11 @@ def test_detections_are_drawn_right(tmp_path):
     stand = evaluate([found], [objects], 2)
     assert stand.outcomes[0].tolist() == [1, 0, 0, -1, 0]
     assert stand.threshold == pytest.approx(0.9)  # the best F1 keeps the right one alone
-
-    class Source:
-        class scenes:  # noqa: N801
-            names = ("one",)
-
-        def picture(self, row):
-            return torch.zeros(80, 80, 3, dtype=torch.uint8)
-
-    source = Source()
-    source.scenes.objects = [objects]
+    source = grey_pictures([objects])
     write_examples(tmp_path, source, ("cat", "dog"), "odds", {"odds": [found]}, {"odds": stand})
-    (scene,) = json.loads((tmp_path / "detections.json").read_text())["examples"]
+    seen = json.loads((tmp_path / "detections.json").read_text())
+    (scene,) = seen["examples"]
+    assert seen["hardest"] == []  # its mistakes are not among what is shown
     kinds = sorted((box["kind"], box["name"]) for box in scene["boxes"])
     assert kinds == [("missed", "cat"), ("missed", "dog"), ("neither", "cat"), ("right", "cat")]
     right = next(box for box in scene["boxes"] if box["kind"] == "right")
@@ -115,6 +143,15 @@ def test_the_papers_rows():
     text = sections(__import__("pathlib").Path("nowhere"), config)[0][1]
     assert "<td>paper, cross entropy</td><td></td><td>74.2</td>" in text
     assert "<td>paper, RaMBO</td><td></td><td>75.7</td>" in text
+
+
+def test_bars_of_all_classes():
+    name = "construction_worker_without_helmet"
+    drawn = bars({"beside": {"cat": 50.0, "dog": 20.0}, "own": {name: 25.0, "cat": 40.0}}, "AP")
+    assert drawn.count('class="bar"') == 4
+    assert re.findall(r'text-anchor="end">([^<]*)<', drawn) == [name, "cat", "dog"]
+    (left,) = {float(x) for x in re.findall(r'<text x="([^"]*)"[^>]*text-anchor="end"', drawn)}
+    assert left >= 6 * len(name)  # an 11 pixel font is 6 wide
 
 
 def test_bars_of_classes_without_objects():

@@ -213,6 +213,10 @@ def test_eval_and_report(trained, root, capsys, tmp_path):
     assert "other, last epoch" in text
     with pytest.raises(SystemExit, match="--beside: no run in"):
         main(["report", str(trained), "--beside", str(tmp_path / "nothing")])
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "config.yaml").write_text(recipes.recipe_text("digits"))
+    with pytest.raises(SystemExit, match=r"--beside: expected a run of the same task as .*, received .*digits"):
+        main(["report", str(trained), "--beside", str(tmp_path / "digits")])
 
 
 def test_learning(tmp_path):

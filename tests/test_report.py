@@ -115,6 +115,9 @@ def test_curves():
     assert curves.ticks(5, 5) == [5]
     assert curves.smoothed([(0, 1.0), (1, 3.0), (2, 5.0)], share=0.7) == [(0, 1.0), (1, 2.0), (2, 4.0)]
     assert "nothing yet" in curves.chart("a", {"x": []}, "step")
+    for smooth in (False, True):  # a line of one point would not be seen
+        assert "<circle" in (dot := curves.chart("a", {"x": [(1, 3.0)]}, "epoch", smooth=smooth))
+        assert "<polyline" not in dot
     one = curves.chart("a < b", {"x": [(0, 1.0), (1, float("nan")), (2, 2.0)]}, "step")
     assert "a &lt; b" in one and "nan" not in one
 

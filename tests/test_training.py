@@ -195,8 +195,11 @@ def test_a_run_goes_on_with_the_settings_it_began_with(tmp_path):
         run.run("digits", [*SHORT, "epochs=1", "lam=1", "lr=1e-2"], out=str(tmp_path / "a"), resume=True)
     with pytest.raises(UserError, match=r"--out: .* has a run already; --resume continues it"):
         run.run("digits", SHORT, out=str(tmp_path / "a"))
+    before = json.loads((tmp_path / "a" / "machine.json").read_text())
+    (tmp_path / "a" / "machine.json").write_text(json.dumps({**before, "started": "yesterday", "hardware": "?"}))
     again, _ = run.run(str(tmp_path / "a"), ["save_minutes=3"], resume=True)
     assert again == tmp_path / "a"
+    assert json.loads((again / "machine.json").read_text()) == {**before, "started": "yesterday"}
 
 
 def test_runs_get_folders_of_their_own(tmp_path, monkeypatch):
@@ -225,6 +228,8 @@ def test_seeds_report_mean_and_spread(tmp_path):
     assert run.write_report(folder).read_text() == page
     assert re.findall('href="([^"]*)"', page) == ["seed-0/report.html", "seed-1/report.html"]
     assert all((folder / link).is_file() for link in ("seed-0/report.html", "seed-1/report.html"))
+    with pytest.raises(UserError, match=r"--beside: expected a single run as RUN, received restarts; .*seed-0"):
+        run.write_report(folder, [folder / "seed-1"])
 
 
 def test_every_data_set_trains_from_the_command_line(tmp_path, capsys):
@@ -255,6 +260,7 @@ def test_the_bar_says_when_a_run_evaluates(tmp_path, monkeypatch):
     _, (result,) = run.run("folder", settings, out=str(tmp_path / "a"))
     steps = int(result.last["step"])
     assert [done for done, text in said if text == "evaluating"] == [steps // 2, steps]
+    assert said[-1] == (steps, f"R@1 {result.last['R@1']:.1f}")
 
 
 @pytest.mark.parametrize(

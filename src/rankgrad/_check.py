@@ -15,6 +15,8 @@ TIES = ("ordinal", "min", "max", "average")
 def _received(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+    if isinstance(value, torch.nn.Module):  # whose text has a line for each part
+        return f"a {type(value).__name__}"
     return f"{value!r} ({type(value).__name__})"
 
 

@@ -54,12 +54,15 @@ def use_ranking_loss(
     if loss is not None and options:
         raise ValueError(f"loss: expected either a loss or options of RegionLoss, received both ({list(options)})")
     loss = RegionLoss(**options) if loss is None else loss
-    scores = scores or (loss.scores if isinstance(loss, RegionLoss) else "softmax")
+    if not isinstance(loss, nn.Module):
+        raise _check.fail("loss", "a torch.nn.Module", loss)
+    own = loss.scores if isinstance(loss, RegionLoss) else "softmax"
+    scores = own if scores is None else _check.one_of("scores", scores, SCORES)
     plain(model)
     heads.__dict__[roi_heads.LOSS] = loss
     # Others' losses may do what cannot be recorded.
     heads.__dict__[roi_heads.REPLAYED] = graphed(loss) if type(loss) is RegionLoss else loss
-    heads.__dict__[roi_heads.SCORES] = _check.one_of("scores", scores, SCORES)
+    heads.__dict__[roi_heads.SCORES] = scores
     heads.__class__ = roi_heads.exchanged(type(heads))
     return model
 

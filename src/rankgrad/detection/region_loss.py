@@ -81,8 +81,8 @@ class RegionLoss(nn.Module):
     entropy alone in the first steps, 1.2 times in the last; at weight 1 it is four to seven times in the first,
     and the gain is lost (benchmarks/results, voc-choose).
 
-    A batch without foreground has a ranking loss of 0; a class without a region in the batch (or the memory) does
-    not count; no regions at all give 0. Logits in half precision are ranked as float32 values.
+    Without foreground in batch and memory the ranking loss is 0; a class without a region there does not count; no
+    regions at all give 0. Logits in half precision are ranked as float32 values.
 
     Args:
         form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.

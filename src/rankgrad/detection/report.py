@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -81,11 +82,16 @@ def write_examples(
     rows = [row for row, o in enumerate(objects) if bool((~o.difficult).any())]
     shuffled = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     chosen = {"examples": sorted(rows[i] for i in shuffled[:_SHOWN])}
+    right = math.isfinite(stand.threshold)
+    every = torch.cat([one["scores"] for one in found[scores]])
+    surest = every.topk(min(len(every), len(rows))).values  # on average one on a picture
+    threshold = stand.threshold if right else float(surest.min()) if len(surest) else 0.0
     wrong = {row: _best_wrong(found[scores][row], stand, row) for row in range(len(objects))}
-    chosen["hardest"] = sorted(wrong, key=lambda row: -wrong[row])[: _SHOWN // 2]
-    written: dict[str, Any] = {"threshold": stand.threshold, "scores": scores}
+    seen = [row for row in wrong if wrong[row] >= threshold]
+    chosen["hardest"] = sorted(seen, key=lambda row: -wrong[row])[: _SHOWN // 2]
+    written: dict[str, Any] = {"threshold": threshold, "scores": scores, "right": right}
     for heading, kept in chosen.items():
-        written[heading] = [_scene(source, row, classes, found[scores][row], stand) for row in kept]
+        written[heading] = [_scene(source, row, classes, found[scores][row], stand, threshold) for row in kept]
     write_text(folder / "detections.json", json.dumps(written))
 
 
@@ -100,14 +106,14 @@ def _best_wrong(one: dict[str, torch.Tensor], stand: Standing, row: int) -> floa
 
 
 def _scene(
-    source: Any, row: int, classes: Sequence[str], one: dict[str, torch.Tensor], stand: Standing
+    source: Any, row: int, classes: Sequence[str], one: dict[str, torch.Tensor], stand: Standing, threshold: float
 ) -> dict[str, Any]:
     """A picture with its detections above the threshold and the objects that none of them found."""
     from torchvision.ops import box_iou
 
     picture, scale, wide, high = _picture(source, row)
     objects = source.scenes.objects[row]
-    kept = one["scores"] >= stand.threshold
+    kept = one["scores"] >= threshold
     boxes = [
         {
             "box": [round(v * scale, 1) for v in box],
@@ -172,8 +178,9 @@ def _scenes(runs: dict[str, dict[str, Any]], heading: str) -> str:
 
 def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
     """Horizontal bars as SVG: a group for each class, a bar for each run, in percent."""
-    names = list(next(iter(values.values())))
-    thick, gap, left, width = max(5, 15 // len(values)), 7, 96, 780
+    names = list(dict.fromkeys(name for of_run in reversed(values.values()) for name in of_run))  # its own first
+    longest = max(map(len, names), default=0)
+    thick, gap, left, width = max(5, 15 // len(values)), 7, max(96, 14 + 6 * longest), 780
     row = thick * len(values) + gap
     height = 46 + row * len(names)
     parts = [f'<text x="0" y="14" style="font-weight:600">{escape(title)}</text>']
@@ -279,12 +286,18 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
         out.append(("Gradients at the classifier", _gradients(names)))
     seen = {name: found for name, folder in names.items() if (found := _json(folder / "detections.json"))}
     if seen and (run / "detections.json").is_file():
-        one = list(seen.values())[-1]
-        told = (
-            f"<p>Detections with a score ({escape(one['scores'])}) of at least {one['threshold']:.2f}, where F1 "
-            "over all classes is best: \u2713 green is right, \u2717 red is wrong, dashed yellow was missed, grey "
-            "belongs to a difficult object.</p>"
+        told = " ".join(f"{f'{name}: ' if beside else ''}{_shown_from(found)}" for name, found in seen.items())
+        marks = (
+            "\u2713 green is right, \u2717 red is wrong, dashed yellow was missed, grey is of a difficult object."
         )
+        above = f"{_STYLE}<p>{escape(told)} {marks}</p>"
         for heading, title in (("examples", "Detections"), ("hardest", "The surest mistakes")):
-            out.append((title, _STYLE + told + _scenes(seen, heading)))
+            if list(seen.values())[-1][heading]:
+                out.append((title, above + _scenes(seen, heading)))
     return out
+
+
+def _shown_from(found: dict[str, Any]) -> str:
+    """Which detections of a run are drawn."""
+    why = "where F1 over all classes is best" if found["right"] else "the surest: none of all detections is right"
+    return f"Detections with a score ({found['scores']}) of at least {found['threshold']:.2g}, {why}."

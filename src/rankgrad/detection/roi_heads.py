@@ -100,6 +100,11 @@ class RankingHeads:
             loss.to(class_logits.device)
         return cast(Tensor, replayed(*inputs))
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The class is made at run time: a pickle names the one it was made of."""
+        reduced: Any = super().__reduce_ex__(2)
+        return _empty, (original(type(self)),), *reduced[2:]
+
     def postprocess_detections(
         self, class_logits: Tensor, box_regression: Tensor, proposals: Any, image_shapes: Any
     ) -> Any:
@@ -117,11 +122,7 @@ class RankingHeads:
         )
 
 
-class RankingRoIHeads(RankingHeads, RoIHeads):  # type: ignore[misc]
-    """torchvision's own heads with the exchange; a class of the module, so that a model can be pickled."""
-
-
-_MADE: dict[type, type] = {RoIHeads: RankingRoIHeads}
+_MADE: dict[type, type] = {}
 
 
 def exchanged(kind: type) -> type:
@@ -129,6 +130,11 @@ def exchanged(kind: type) -> type:
     if kind not in _MADE:
         _MADE[kind] = type(f"Ranking{kind.__name__}", (RankingHeads, kind), {})
     return _MADE[kind]
+
+
+def _empty(kind: type) -> Any:
+    made: Any = exchanged(kind)
+    return made.__new__(made)
 
 
 def original(kind: type) -> type:

@@ -85,7 +85,10 @@ def _one(subject: Subject, config: Any, folder: Path, device: torch.device, *, r
     task = subject.build(config, device)
     if distributed.rank() == 0:
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
-        checkpoint.write_text(folder / "machine.json", json.dumps(machine.describe(device), indent=1))
+        described = machine.describe(device)
+        if resume and (folder / "machine.json").is_file():
+            described["started"] = json.loads((folder / "machine.json").read_text())["started"]
+        checkpoint.write_text(folder / "machine.json", json.dumps(described, indent=1))
     distributed.wait()
     trainer = Trainer(task, config, folder, device)
     result = trainer.fit(resume=resume)
@@ -146,12 +149,17 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
             raise UserError(f"--beside: no run in {str(other)!r} (it has no config.yaml)")
     restarts = sorted(path.parent for path in folder.glob("seed-*/config.yaml"))
     if restarts and (folder / "seeds.json").is_file():
+        if beside:
+            raise UserError(f"--beside: expected a single run as RUN, received restarts; one is {restarts[0]}")
         for restart in restarts:
             write_report(restart)
         return page.write_overview(folder, folder.name, json.loads((folder / "seeds.json").read_text()))
     if not (folder / "config.yaml").is_file():
         raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml)")
     subject, config = recipes.load(str(folder))
+    for other in beside:
+        if recipes.load(str(other))[0] is not subject:
+            raise UserError(f"--beside: expected a run of the same task as {folder}, received {other}")
     described = json.loads((folder / "machine.json").read_text()) if (folder / "machine.json").is_file() else {}
     result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").is_file() else {}
     return page.write_report(

@@ -50,6 +50,9 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
         )
 
     def line(points: Points, colour: str, opacity: float) -> str:
+        if len(points) == 1:
+            x, y = place(*points[0])
+            return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
         step = max(1, len(points) // 800)
         at = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in [*points[::step], points[-1]])
         return f'<polyline points="{at}" fill="none" stroke="{colour}" stroke-width="1.6" opacity="{opacity}"/>'

@@ -207,6 +207,7 @@ class Trainer:
         metrics = self.task.evaluate()
         if self.task.headline not in metrics:
             raise AssertionError(f"{self.task.headline} is not among {sorted(metrics)}")
+        bar.advance(self.step, log.in_words({self.task.headline: metrics[self.task.headline]}))
         row = {"step": float(self.step), "epoch": float(epoch), **metrics}
         self.result.last = row
         if metrics[self.task.headline] > self.result.best.get(self.task.headline, -math.inf):
