@@ -1,6 +1,7 @@
 """The VOC reader, batches by aspect ratio, and pictures on the canvas against torchvision's own transforms."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -217,6 +218,11 @@ def test_two_years_are_read_together(tmp_path):
     assert splits.train.names[0].startswith("VOC2007/")
     assert splits.train.names[-1].startswith("VOC2012/")
     assert (len(splits.train), len(splits.test), len(splits.classes)) == (7, 2, 20)
+    shutil.rmtree(tmp_path / "VOCdevkit" / "VOC2012")  # a checkpoint is judged on 2007
+    config = Data(name="voc0712", root=str(tmp_path), counts="any")
+    assert len(data.read(config, data.VOC).test) == 2
+    with pytest.raises(UserError, match="not complete: test pictures 2 instead of 4,952"):
+        data.read(config.model_copy(update={"counts": "protocol"}), data.VOC)
 
 
 def test_batches_by_aspect_ratio():
