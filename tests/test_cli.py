@@ -1,6 +1,7 @@
 """The command line: verbs, messages, exit codes, and what happens without the extra packages."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -230,3 +231,20 @@ def test_eval_on_all_of_another_folder(trained):
     assert seen[1] == 2 * seen[0] == len([p for p in trained[2].rglob("*") if p.is_file()])
     told = cli("train", "folder", "--data", trained[2], "test_share=1", *SMALL)
     assert told.endswith("found 0 pictures of 0 classes")
+
+
+def test_eval_where_nothing_can_be_found(trained, tmp_path):
+    """No class has two pictures: there is no result, which is not the worst one."""
+    for number, path in enumerate(sorted(trained[2].rglob("*.*"))[:3]):
+        (tmp_path / f"class{number}").mkdir()
+        shutil.copy(path, tmp_path / f"class{number}")
+    told = cli("eval", trained[0] / "best.safetensors", "--data", tmp_path, "test_share=1")
+    assert told.startswith("rankgrad: --data: expected classes with two test pictures at least")
+
+
+def test_eval_of_what_is_no_checkpoint_of_these_settings(trained):
+    told = cli("eval", trained[0])
+    assert told.startswith("rankgrad: CHECKPOINT: expected a file, received the folder") and "best" in told
+    told = cli("eval", trained[0] / "best.safetensors", "backbone=resnet18")
+    assert told.startswith("rankgrad: model: expected the settings that the checkpoint was trained with")
+    assert len(told) < 400

@@ -215,6 +215,9 @@ def test_eval_and_report(trained, root, capsys, tmp_path):
         main(["report", str(trained), "--beside", str(tmp_path / "nothing")])
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits" / "config.yaml").write_text(recipes.recipe_text("digits"))
+    with pytest.raises(SystemExit, match=r"--beside: the run in .*digits' is not finished"):
+        main(["report", str(trained), "--beside", str(tmp_path / "digits")])
+    (tmp_path / "digits" / "result.json").write_text("{}")
     with pytest.raises(SystemExit, match=r"--beside: expected a run of the same task as .*, received .*digits"):
         main(["report", str(trained), "--beside", str(tmp_path / "digits")])
 

@@ -89,6 +89,12 @@ def test_list_losses(loss, kwargs, error, message):
         (lambda: rankgrad.RecallLoss(weight="x"), ValueError, "^weight"),
         (lambda: rankgrad.RecallLoss()(E, L[:5]), ValueError, r"^labels: .*\[6\].*\[5\]"),
         (lambda: rankgrad.RecallLoss()(E, L.float()), TypeError, "^labels: expected integers"),
+        (
+            lambda: rankgrad.RecallLoss()(E.numpy(), L),
+            TypeError,
+            r"^embeddings: .* a float32 array of shape \[6, 4\]$",
+        ),
+        (lambda: rankgrad.RecallLoss()(E, list(range(9999))), TypeError, r"^labels: .{,260}\.\.\. \(list\)$"),
         (lambda: rankgrad.RecallLoss()(E[0], L), ValueError, "^embeddings: expected 2 dim"),
         (lambda: rankgrad.RecallLoss()(E, L, E), ValueError, "^ref_labels"),
         (lambda: rankgrad.RecallLoss()(E, L, E[:, :3], L), ValueError, "^ref_embeddings: .*length 4"),

@@ -97,6 +97,16 @@ def test_embedding_memory_is_extra_candidates_from_the_first_step(make, form):
         seen.append((embeddings, labels))
 
 
+def test_items_of_few_bits():
+    """What is remembered has no item; in 8 bits its mark would be item 255."""
+    values = []
+    for dtype in (torch.int64, torch.uint8):
+        loss = rankgrad.RecallLoss(memory=2)
+        items = torch.arange(244, 256).to(dtype)
+        values.append([float(loss(*batch(seed=step), items=items)) for step in range(3)])
+    assert values[0] == values[1]
+
+
 def test_memory_fills_only_while_training_and_resets():
     loss = rankgrad.RecallLoss(memory=2)
     embeddings, labels = batch(dtype=torch.float32)

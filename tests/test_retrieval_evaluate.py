@@ -56,6 +56,15 @@ def test_a_collapsed_model_looks_as_bad_as_it_is():
     assert retrieval_standing(torch.ones(40, 8), labels).first.unique().tolist() == [37]
 
 
+@pytest.mark.parametrize("name", ["embeddings", "gallery"])
+def test_what_is_no_number_is_refused(name):
+    parts = {"embeddings": torch.randn(6, 4), "gallery": torch.randn(6, 4)}
+    parts[name][2, 1] = torch.nan
+    labels = torch.arange(3).repeat(2)
+    with pytest.raises(ValueError, match=f"^{name}: expected no NaN"):
+        retrieval_standing(parts["embeddings"], labels, parts["gallery"], labels)
+
+
 def test_queries_with_nothing_relevant_do_not_count():
     standing = retrieval_standing(torch.eye(3), torch.tensor([0, 0, 1]))
     assert standing.first.tolist() == [2, 2, 0]  # the two tie with the third

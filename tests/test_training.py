@@ -100,6 +100,68 @@ def test_resume_is_exact_to_the_bit(tmp_path, monkeypatch, settings, stop):
     assert same_weights(cut / "best.safetensors", whole / "best.safetensors")
 
 
+@pytest.mark.parametrize("at", [0, 7, 23])
+def test_interrupted_runs_lose_nothing(tmp_path, monkeypatch, capfd, at):
+    """Ctrl-C in a step, in the last of an epoch, in the last of all: saved after it, and exact to continue."""
+    root = pictures.folder_set(tmp_path / "data", classes=8, each=8)
+    settings = [*FOLDER, "epochs=3", "save_minutes=1000", "evaluate_first=true", "device=cpu"]
+    settings += [f"data.root={root}", "test_share=0.25"]
+    whole, _ = run.run("folder", settings, out=str(tmp_path / "whole"))
+    inner = Trainer._train_one
+
+    def one(self, network):
+        if self.step == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        inner(self, network)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_one", one)
+        if at == 23:  # the last step: there is nothing left to stop
+            cut, _ = run.run("folder", settings, out=str(tmp_path / "cut"))
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                run.run("folder", settings, out=str(tmp_path / "cut"))
+            assert len(rows(tmp_path / "cut")) == at + 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "stopping after this step" in capfd.readouterr().err
+    cut, _ = run.run("folder", settings, out=str(tmp_path / "cut"), resume=True)
+    for table in ("steps", "evaluations"):
+        assert rows(cut, table) == rows(whole, table)
+    assert same_weights(cut / "last.safetensors", whole / "last.safetensors")
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path, monkeypatch):
+    calls = []
+
+    def one(self, network):
+        calls.append(self.step)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr(Trainer, "_train_one", one)
+    with pytest.raises(KeyboardInterrupt):
+        run.run("digits", SHORT, out=str(tmp_path / "a"))
+    assert calls == [0] and not (tmp_path / "a" / "state.pt").exists()
+
+
+def test_a_run_without_a_checkpoint_begins_anew(tmp_path, monkeypatch):
+    settings = ["epochs=1", "save_minutes=1000", "evaluate_first=true", "device=cpu"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("digits", settings, out=str(tmp_path / "a"))
+    run.run("digits", settings, out=str(tmp_path / "a"), resume=True)
+    assert [row["step"] for row in rows(tmp_path / "a", "evaluations")] == ["0", rows(tmp_path / "a")[-1]["step"]]
+
+
+def test_embeddings_that_are_no_numbers_stop_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("rankgrad.retrieval.task.embed", lambda *args, **kwargs: torch.full((898, 8), torch.nan))
+    with pytest.raises(UserError, match="embeddings: expected no NaN, received some, at step 0"):
+        run.run("digits", ["epochs=1", "evaluate_first=true", "device=cpu"], out=str(tmp_path / "a"))
+
+
 def test_killed_at_any_moment_and_continued(tmp_path):
     """A real SIGKILL while checkpoints are being written, twice; then the same losses as without."""
     whole, _ = run.run("digits", SHORT, out=str(tmp_path / "whole"))

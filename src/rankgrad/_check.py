@@ -5,6 +5,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,10 @@ def _received(value: object) -> str:
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
     if isinstance(value, torch.nn.Module):  # whose text has a line for each part
         return f"a {type(value).__name__}"
-    return f"{value!r} ({type(value).__name__})"
+    if isinstance(value, np.ndarray):
+        return f"a {value.dtype} array of shape {list(value.shape)}"
+    text = repr(value)
+    return f"{text if len(text) < 200 else text[:200] + '...'} ({type(value).__name__})"
 
 
 def fail(name: str, expected: str, value: object) -> ValueError:

@@ -91,7 +91,11 @@ def bench(
         for name in available if device == "both" else [device]:
             place = torch.device(name)
             lengths = tuple(n for n in long_lists.LENGTHS if n <= longest)
-            batches = tuple(b for b in retrieval.BATCHES if b <= (largest_batch if name == "cuda" else 1024))
+            batches = tuple(
+                b
+                for b in retrieval.BATCHES
+                if b <= (largest_batch if name == "cuda" else min(largest_batch, 1024))
+            )
             task = progress.add_task(f"{name}: lists", total=4 * len(lengths))
             table = []
             for row in long_lists.rows(

@@ -20,7 +20,7 @@ def figure(
         Path | None, typer.Option(help="A run's folder, for batch-bias and retrieval-examples.")
     ] = None,
     embeddings: Annotated[
-        Path | None, typer.Option(help="An .npz with `embeddings` and `labels`, for batch-bias.")
+        Path | None, typer.Option(help="An .npz with `embeddings` and `labels` (or `names`), for batch-bias.")
     ] = None,
     results: Annotated[
         Path | None, typer.Option(help="Result tables: a file or a folder, for ablations and complexity.")

@@ -62,6 +62,7 @@ class EmbeddingLoss(nn.Module):
                 sampler may repeat, are left out of each other's lists.
         """
         check_batch(embeddings, labels, ref_embeddings, ref_labels, query_index, items)
+        items = None if items is None else items.long()  # -1 below means no item
         self.memory._check_fits("embeddings", embeddings)
         queries = unit_length(embeddings)
         spread = self.distributed and distributed.active()

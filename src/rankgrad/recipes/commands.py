@@ -41,7 +41,7 @@ def train(
     try:
         folder, results = run.run(recipe, overrides, out=out, resume=resume, seeds=seeds)
     except KeyboardInterrupt:
-        raise UserError("interrupted; --resume continues from the last checkpoint") from None
+        raise UserError("interrupted; --resume continues from the last checkpoint, if there is one") from None
     if distributed.rank() != 0:
         return
     if seeds > 1:

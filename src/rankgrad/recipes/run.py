@@ -147,6 +147,8 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     for other in beside:
         if not (other / "config.yaml").is_file():
             raise UserError(f"--beside: no run in {str(other)!r} (it has no config.yaml)")
+        if not (other / "result.json").is_file():
+            raise UserError(f"--beside: the run in {str(other)!r} is not finished (it has no result.json)")
     restarts = sorted(path.parent for path in folder.glob("seed-*/config.yaml"))
     if restarts and (folder / "seeds.json").is_file():
         if beside:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rankgrad import _check
+from rankgrad.engine.registration import NotANumberError
 from rankgrad.pairs import check_batch, pairs_of, unit_length
 
 
@@ -64,6 +65,9 @@ def retrieval_standing(
     _check.count("chunk", chunk, at_least=1)
     _check.count("queries_at_once", queries_at_once, at_least=1)
     queries = unit_length(embeddings.detach())
+    for name, rows in (("embeddings", embeddings), ("gallery", gallery)):
+        if rows is not None and bool(rows.isnan().any()):
+            raise NotANumberError(f"{name}: expected no NaN, received some")
     own = None
     if gallery is None or gallery_labels is None:
         candidates, candidate_labels, own = queries, labels, torch.arange(len(labels), device=labels.device)

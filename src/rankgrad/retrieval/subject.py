@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rankgrad.retrieval.config import Config
+from rankgrad.training.errors import UserError
 
 __all__ = ["Config", "build_task", "evaluate_checkpoint", "listing", "report_sections"]
 
@@ -45,6 +46,8 @@ def evaluate_checkpoint(
     many = len(query.pictures) + (len(gallery.pictures) if gallery else 0)
     with log.progress("embedding", many, 0, show=True) as bar:
         found, _, _ = standing(network, query, gallery, config, bar.advance)
+    if not bool((found.first > 0).any()):
+        raise UserError("--data: expected classes with two test pictures at least, found no picture to look for")
     return found.summary(config.recall_at)
 
 

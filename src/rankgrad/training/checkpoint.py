@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
@@ -70,6 +71,10 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and the metadata :func:`save_weights` wrote."""
     from safetensors import SafetensorError, safe_open
 
+    if path.is_dir():
+        raise UserError(
+            f"CHECKPOINT: expected a file, received the folder {str(path)!r}; say {path}/best.safetensors"
+        )
     if not path.is_file():
         raise UserError(f"CHECKPOINT: no such file {str(path)!r}")
     try:
@@ -88,5 +93,5 @@ def fill(network: nn.Module, weights: dict[str, Tensor]) -> None:
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        first = str(error).splitlines()[1].strip()
+        first = textwrap.shorten(str(error).splitlines()[1], 200)
         raise UserError(f"model: expected the settings that the checkpoint was trained with; {first}") from None

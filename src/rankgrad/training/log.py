@@ -31,7 +31,7 @@ class Table:
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
-        kept = [row for row in read_table(path) if row["step"] <= step]
+        kept = [row for row in read_table(path) if row["step"] <= step] if step else []
         self.columns: list[str] = []
         path.unlink(missing_ok=True)
         if kept:

@@ -7,8 +7,13 @@ is a function of the step. So the state to save is the step, the weights, the op
 from __future__ import annotations
 
 import math
+import os
 import random
+import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,6 +83,32 @@ def seed_step(seed: int, step: int) -> None:
     random.seed(int(mixed))
 
 
+@contextmanager
+def _interrupts_wait() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is only noted, so that a step can end and be saved; a second one interrupts at once.
+
+    Yields a function that says whether one was noted. Several processes do not end their steps together, and who
+    has a handler of their own, or no main thread, keeps what they have.
+    """
+    noted = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        noted.set()
+        os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")  # print may not be called here
+
+    in_main = threading.current_thread() is threading.main_thread()
+    ours = in_main and before is signal.default_int_handler and not distributed.active()
+    if ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield noted.is_set
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
 class Trainer:
     """One run of a task in a folder.
 
@@ -113,7 +144,7 @@ class Trainer:
         if writes:
             self.log = log.Log(self.folder, self.step)
         begin, saved = time.monotonic() - self.result.seconds, time.monotonic()
-        with log.progress(str(self.folder), total, self.step, show=writes) as bar:
+        with log.progress(str(self.folder), total, self.step, show=writes) as bar, _interrupts_wait() as stopped:
             if self.step == 0 and self.config.evaluate_first:
                 self._evaluate(0, bar)
             since, from_step = time.monotonic(), self.step
@@ -129,11 +160,14 @@ class Trainer:
                 if done_epoch and (epoch % self.config.evaluate_every == 0 or self.step == total):
                     self._evaluate(epoch, bar)
                 self.result.seconds = time.monotonic() - begin
-                if self.step == total or time.monotonic() - saved >= 60 * self.config.save_minutes:
+                due = time.monotonic() - saved >= 60 * self.config.save_minutes
+                if due or stopped() or self.step == total:
                     self._save()
                     saved = time.monotonic()
                 if done_epoch or saved > since:
                     since, from_step = time.monotonic(), self.step
+                if stopped() and self.step < total:
+                    raise KeyboardInterrupt
         if self.log is not None:
             self.log.close()
         self._finish()
@@ -204,7 +238,10 @@ class Trainer:
 
     def _evaluate(self, epoch: int, bar: log.Progress) -> None:
         bar.advance(self.step, "evaluating")
-        metrics = self.task.evaluate()
+        try:
+            metrics = self.task.evaluate()
+        except NotANumberError as error:
+            raise UserError(f"{error}, at step {self.step}: the network has lost its numbers") from None
         if self.task.headline not in metrics:
             raise AssertionError(f"{self.task.headline} is not among {sorted(metrics)}")
         bar.advance(self.step, log.in_words({self.task.headline: metrics[self.task.headline]}))
