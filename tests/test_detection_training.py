@@ -235,7 +235,9 @@ def test_broken_pictures_are_named(tmp_path):
     (root / "JPEGImages" / "000003.jpg").write_bytes(b"nothing")
     (root / "JPEGImages" / "000005.jpg").unlink()
     settings = [*SMALL, f"data.root={root}", "epochs=1"]
-    with pytest.raises(UserError, match=r"2 of 8 pictures cannot be read: 000003: broken .*; 000005: missing"):
+    (root / "JPEGImages" / "000101.jpg").write_bytes(b"nothing")
+    named = r"3 of 14 pictures cannot be read: 000003: broken .*; 000005: missing; 000101: broken"
+    with pytest.raises(UserError, match=named):
         run.run("voc", settings, out=str(tmp_path / "a"))
     _, config = recipes.load("voc", [*settings, "broken=skip"])
     task = DetectionTask(config, torch.device("cpu"))

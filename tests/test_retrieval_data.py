@@ -10,6 +10,7 @@ from rankgrad.retrieval import augment, data
 from rankgrad.retrieval.config import Data, View
 from rankgrad.retrieval.data.splits import Pictures
 from rankgrad.retrieval.pictures import Source, decode
+from rankgrad.retrieval.task import read_sources
 from rankgrad.training.errors import UserError
 from rankgrad.vision.pictures import MEAN, STD, Ragged
 
@@ -118,15 +119,20 @@ def test_folders_that_are_not_there(tmp_path):
 
 @pytest.mark.parametrize("cache", ["ram", "none"])
 def test_missing_and_broken_files_are_named_and_counted(tmp_path, cache):
-    split = read("cub", pictures.cub_set(tmp_path)).train
+    splits = read("cub", pictures.cub_set(tmp_path))
+    split = splits.train
     split.sources[2].unlink()
     split.sources[4].write_bytes(split.sources[4].read_bytes()[:60])
-    settings = Data(name="cub", cache=cache)
-    with pytest.raises(
-        UserError, match=r"2 of 15 pictures cannot be read: .*Bird_2\.jpg: missing; .*Bird_4\.jpg: broken"
-    ):
-        Source(split, settings, SMALL, CPU)
-    source = Source(split, settings.model_copy(update={"broken": "skip"}), SMALL, CPU)
+    splits.query.sources[1].write_bytes(b"")
+    settings = Data(name="cub", cache=cache, root=str(tmp_path), counts="any")
+    named = (
+        r"3 of 30 pictures cannot be read: .*Bird_2\.jpg: missing; .*Bird_4\.jpg: broken .*; .*Bird_1\.jpg: broken"
+    )
+    with pytest.raises(UserError, match=named):  # of all splits at once
+        read_sources(settings, SMALL, CPU, train=True)
+    skipping = settings.model_copy(update={"broken": "skip"})
+    source, query, _ = read_sources(skipping, SMALL, CPU, train=True)
+    assert len(query.pictures) == 14
     assert (len(source.pictures), len(source.faults)) == (13, 2)
     kept = [i for i in range(15) if i not in (2, 4)]
     assert source.pictures.labels.tolist() == split.labels[kept].tolist()

@@ -24,7 +24,7 @@ from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss
 from rankgrad.training import log, optim
 from rankgrad.training.errors import UserError
-from rankgrad.vision.pictures import Store, decode, listed, sent
+from rankgrad.vision.pictures import Store, decode, leave_out, listed, sent
 
 Detections = list[dict[str, Tensor]]
 
@@ -57,7 +57,6 @@ class Source(Store):
             read,
             cache=config.cache,
             workers=config.workers,
-            broken=config.broken,
             device=device,
             progress=progress,
         )
@@ -90,11 +89,12 @@ def read_sources(
                 continue
             source = Source(scenes, config, device, lambda count, before=done: bar.advance(before + count))  # type: ignore[misc]
             done += len(scenes)
-            if not len(source.scenes):
-                raise UserError(f"--data: {listed(source.faults, len(scenes))}")
-            if source.faults:
-                bar.say(f"skipped {len(source.faults)} pictures: {'; '.join(source.faults[:5])}")
             sources.append(source)
+        if skipped := leave_out(sources, total, config.broken):
+            bar.say(skipped)
+        for one in sources:
+            if one is not None and not len(one.scenes):
+                raise UserError(f"--data: {listed(one.faults, len(one.faults))}")
     assert sources[1] is not None
     return sources[0], sources[1], splits.classes
 

@@ -44,7 +44,7 @@ def embed(
     pictures = Pictures(paths, torch.zeros(len(paths), dtype=torch.int64), None, names)
     where = machine.device_of(device)
     network = rebuild(config.model, config.view.crop, notes, weights).to(where)
-    source = Source(pictures, Data(name="folder", broken="skip"), config.view, where)
+    source = Source(pictures, Data(name="folder"), config.view, where)
     if source.faults:
         raise UserError(f"IMAGES: {'; '.join(source.faults[:5])}")
     file = io.BytesIO()

@@ -44,7 +44,7 @@ class Source(Store):
 
     Args:
         pictures: What to read.
-        config: Cache, threads, and whether broken files are skipped.
+        config: Cache and threads.
         view: Working size.
         device: Where batches are made.
         progress: Called with the number of pictures read so far.
@@ -64,7 +64,6 @@ class Source(Store):
             lambda source: decode(source, view),
             cache=config.cache,
             workers=config.workers,
-            broken=config.broken,
             device=device,
             progress=progress,
         )

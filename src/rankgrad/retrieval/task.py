@@ -20,7 +20,7 @@ from rankgrad.retrieval.pictures import Source
 from rankgrad.retrieval.samplers import ClassSampler, SuperLabelSampler
 from rankgrad.training import log, optim
 from rankgrad.training.errors import UserError
-from rankgrad.vision.pictures import sent
+from rankgrad.vision.pictures import leave_out, sent
 
 
 @lru_cache(maxsize=1)
@@ -41,11 +41,11 @@ def read_sources(
                 return None
             source = Source(pictures, config, view, device, lambda count: bar.advance(done + count))
             done += len(pictures)
-            if source.faults:
-                bar.say(f"skipped {len(source.faults)} pictures: {'; '.join(source.faults[:5])}")
             return source
 
-        training, query, gallery = map(read, wanted)
+        training, query, gallery = sources = [read(pictures) for pictures in wanted]
+        if skipped := leave_out(sources, total, config.broken):
+            bar.say(skipped)
     assert query is not None
     return training, query, gallery
 

@@ -114,7 +114,7 @@ def whole(pictures: Ragged) -> Tensor:
 
 
 class Store:
-    """Pictures, ready to be cut into batches on a device.
+    """Pictures, ready to be cut into batches on a device; ``faults`` says which cannot be read.
 
     Args:
         sources: What to read: files, or decoded pictures.
@@ -122,7 +122,6 @@ class Store:
         decode: From a source to ``[H, W, 3]`` uint8; any exception means the file is broken.
         cache: Where decoded pictures stay: ``ram``, ``device``, or ``none``.
         workers: Threads that decode.
-        broken: ``refuse`` raises when files cannot be read, ``skip`` leaves them out; see ``kept``.
         device: Where batches are made.
         progress: Called with the number of pictures read so far.
     """
@@ -135,7 +134,6 @@ class Store:
         *,
         cache: str,
         workers: int,
-        broken: str,
         device: torch.device,
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
@@ -153,8 +151,6 @@ class Store:
                 if cache != "none":
                     decoded.append(outcome)
             progress(row + 1)
-        if self.faults and broken == "refuse":
-            raise UserError(f"--data: {listed(self.faults, len(sources))}. data.broken=skip leaves them out.")
         self.kept = torch.tensor(kept, dtype=torch.int64)  # rows of `sources` that can be read
         self.shapes = torch.tensor(shapes, dtype=torch.int64).reshape(-1, 2)  # height and width of each
         self._sources, self._names = [sources[row] for row in kept], [names[row] for row in kept]
@@ -207,6 +203,14 @@ class Store:
         if isinstance(outcome, str):
             raise UserError(f"--data: {self._names[row]}: {outcome} while training")
         return outcome
+
+
+def leave_out(stores: Sequence[Store | None], many: int, broken: str) -> str:
+    """What is said of the pictures that are left out, nothing if none is; ``broken="refuse"`` refuses any."""
+    faults = [fault for store in stores if store is not None for fault in store.faults]
+    if faults and broken == "refuse":
+        raise UserError(f"--data: {listed(faults, many)}. data.broken=skip leaves them out.")
+    return f"skipped {len(faults)} pictures: {'; '.join(faults[:5])}" if faults else ""
 
 
 def listed(faults: list[str], many: int, what: str = "pictures") -> str:
