@@ -26,7 +26,7 @@ def ndcg_loss(
 
     Args:
         scores: ``[..., n]``, higher is better.
-        relevance: The same shape, grades >= 0.
+        relevance: The same shape, grades >= 0; a negative one makes its list NaN.
         lam: Interpolation strength in the paper's units, finite and > 0.
         gain: ``"linear"``: the grade itself; ``"exponential"``: 2^grade - 1.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
