@@ -30,6 +30,7 @@ from rankgrad.retrieval.samplers import ClassSampler
 from rankgrad.training import machine, optim
 from rankgrad.training.checkpoint import write_text
 from rankgrad.training.config import Optim
+from rankgrad.vision.pictures import leave_out
 
 CROPS = 3
 EPOCHS = 12
@@ -74,10 +75,9 @@ def both_halves(file: Path, config: Config, device: torch.device) -> tuple[Featu
     splits = data_sets.read(config.data)
     network, _ = model.build(config.model, config.view.crop, config.seed)
     backbone = network.eval().backbone.to(device, memory_format=torch.channels_last)
-    found = [
-        extract(Source(part, config.data, config.view, device, lambda done: None), backbone, config, crops)
-        for part, crops in ((splits.train, CROPS), (splits.query, 0))
-    ]
+    sources = [Source(part, config.data, config.view, device) for part in (splits.train, splits.query)]
+    leave_out(sources, len(splits.train) + len(splits.query), config.data.broken)
+    found = [extract(source, backbone, config, crops) for source, crops in zip(sources, (CROPS, 0), strict=True)]
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"settings": made_by, "train": tuple(found[0]), "test": tuple(found[1])}, file)
     return found[0], found[1]

@@ -65,7 +65,6 @@ BROKEN = {
     "a box of leaf with nothing of the 44 x 60 pixels in it (50, 9, 60, 12)": scenes.annotation(
         [("leaf", (50, 9, 60, 12), False)], size=(0, 0)
     ),
-    "unknown encoding: klingon": scenes.annotation([], extra='<?xml version="1.0" encoding="klingon"?>'),
     "missing": "",
 }
 
@@ -128,17 +127,32 @@ def test_nothing_to_train_or_test_on(tmp_path, part, names):
             read(tmp_path)
 
 
-@pytest.mark.parametrize("encoding", ["iso-8859-1", "utf-8", "utf-8-sig", "utf-16-le"])
-def test_encodings_of_annotations(tmp_path, encoding):
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("iso-8859-1", "iso-8859-1"),
+        ("utf-8", "utf-8"),
+        ("utf-8-sig", None),
+        ("utf-8", "utf-16"),  # what the text was before it was written, .NET says
+        ("utf-8", "gb2312"),
+    ],
+)
+def test_encodings_of_annotations(tmp_path, encoding, said):
     scenes.voc_set(tmp_path)
-    said = "" if encoding == "utf-8-sig" else f'<?xml version="1.0" encoding="{encoding}"?>'
+    first = "" if said is None else f'<?xml version="1.0" encoding="{said}"?>'
     path = tmp_path / "Annotations" / "000001.xml"
-    path.write_bytes(scenes.annotation([("Käfer", (1, 1, 9, 9), False)], extra=said).encode(encoding))
-    if encoding == "utf-16-le":  # its own first line cannot be read as it stands
-        with pytest.raises(UserError, match=r"000001.xml: broken"):
-            read(tmp_path)
-    else:
-        assert "Käfer" in read(tmp_path).classes
+    path.write_bytes(scenes.annotation([("Käfer", (1, 1, 9, 9), False)], extra=first).encode(encoding))
+    assert "Käfer" in read(tmp_path).classes
+
+
+@pytest.mark.parametrize(("said", "fault"), [("klingon", "unknown encoding: klingon"), (None, "can't decode")])
+def test_encodings_that_nobody_knows(tmp_path, said, fault):
+    scenes.voc_set(tmp_path)
+    first = "" if said is None else f'<?xml version="1.0" encoding="{said}"?>'
+    path = tmp_path / "Annotations" / "000001.xml"
+    path.write_bytes(scenes.annotation([("Käfer", (1, 1, 9, 9), False)], extra=first).encode("iso-8859-1"))
+    with pytest.raises(UserError, match=f"000001.xml: broken .*{fault}"):
+        read(tmp_path)
 
 
 def test_names_with_spaces_and_lists_of_one_class(tmp_path):
@@ -146,7 +160,7 @@ def test_names_with_spaces_and_lists_of_one_class(tmp_path):
     for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "jpg")):
         (tmp_path / folder / f"000001.{suffix}").rename(tmp_path / folder / f"my picture 1.{suffix}")
     lists = tmp_path / "ImageSets" / "Main"
-    (lists / "leaf_trainval.txt").write_text("000000 -1\nmy picture 1  1\n000002  0\n")  # as VOC writes them
+    (lists / "leaf_trainval.txt").write_text("000000 -1\nmy picture 1  1\n000002 0\n")
     (lists / "trainval.txt").write_text("000000\r\nmy picture 1 \r\n\r\n000002\r\n")
     for part in ("trainval", "leaf_trainval"):
         assert read(tmp_path, train=part).train.names == ["000000", "my picture 1", "000002"]
@@ -170,6 +184,10 @@ def test_for_the_classes_of_a_checkpoint_the_test_pictures_are_enough(tmp_path):
     assert splits.classes == ("sky", "apple", "leaf", "zebra")
     with pytest.raises(UserError, match="unknown class 'sky'"):
         data.read(config, ("apple", "leaf"))
+    with pytest.raises(
+        UserError, match=r"no objects to test on .*; .*annotations cannot be read: .*unknown class"
+    ):
+        data.read(config.model_copy(update={"broken": "skip"}), ("zebra",))
 
 
 def test_the_classes_are_those_of_all_pictures(tmp_path):

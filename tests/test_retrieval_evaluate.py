@@ -56,12 +56,13 @@ def test_a_collapsed_model_looks_as_bad_as_it_is():
     assert retrieval_standing(torch.ones(40, 8), labels).first.unique().tolist() == [37]
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["embeddings", "gallery"])
-def test_what_is_no_number_is_refused(name):
+def test_what_is_no_number_is_refused(name, value):
     parts = {"embeddings": torch.randn(6, 4), "gallery": torch.randn(6, 4)}
-    parts[name][2, 1] = torch.nan
+    parts[name][2, 1] = value
     labels = torch.arange(3).repeat(2)
-    with pytest.raises(ValueError, match=f"^{name}: expected no NaN"):
+    with pytest.raises(ValueError, match=f"^{name}: expected finite numbers"):
         retrieval_standing(parts["embeddings"], labels, parts["gallery"], labels)
 
 

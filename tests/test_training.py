@@ -117,18 +117,28 @@ def test_interrupted_runs_lose_nothing(tmp_path, monkeypatch, capfd, at):
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_train_one", one)
-        if at == 23:  # the last step: there is nothing left to stop
-            cut, _ = run.run("folder", settings, out=str(tmp_path / "cut"))
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                run.run("folder", settings, out=str(tmp_path / "cut"))
-            assert len(rows(tmp_path / "cut")) == at + 1
+        with pytest.raises(KeyboardInterrupt):
+            run.run("folder", settings, out=str(tmp_path / "cut"))
+        assert len(rows(tmp_path / "cut")) == at + 1
     assert signal.getsignal(signal.SIGINT) is before
     assert "stopping after this step" in capfd.readouterr().err
     cut, _ = run.run("folder", settings, out=str(tmp_path / "cut"), resume=True)
     for table in ("steps", "evaluations"):
         assert rows(cut, table) == rows(whole, table)
     assert same_weights(cut / "last.safetensors", whole / "last.safetensors")
+    assert json.loads((cut / "result.json").read_text())["best"] and (cut / "report.html").is_file()
+
+
+def test_nobody_may_be_there_to_read_that_a_run_stops(tmp_path):
+    """Ctrl-C ends `tee` too, behind `2>&1 | tee log`."""
+    code = (
+        "import os, signal; from rankgrad.training.loop import _interrupts_wait\n"
+        "os.close(2)\n"
+        "with _interrupts_wait() as interrupted:\n"
+        "    os.kill(os.getpid(), signal.SIGINT); print(interrupted())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert shown == "True\n"
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path, monkeypatch):
@@ -158,7 +168,7 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path, monkeypatch):
 
 def test_embeddings_that_are_no_numbers_stop_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("rankgrad.retrieval.task.embed", lambda *args, **kwargs: torch.full((898, 8), torch.nan))
-    with pytest.raises(UserError, match="embeddings: expected no NaN, received some, at step 0"):
+    with pytest.raises(UserError, match="embeddings: expected finite numbers, received others: the network has"):
         run.run("digits", ["epochs=1", "evaluate_first=true", "device=cpu"], out=str(tmp_path / "a"))
 
 

@@ -26,8 +26,8 @@ from rankgrad.vision.pictures import SUFFIXES, listed
 
 #: The encoding that the first line of an XML file names.
 _ENCODING = re.compile(rb"""^\s*<\?xml[^>]*\sencoding=["']([\w.:-]+)["']""")
-#: Behind a name in VOC's lists of one class: whether the picture shows it. (A name may have spaces itself.)
-_SHOWS_IT = re.compile(r"(\s+-1|\s{2,}[01])$")
+#: Behind a name in VOC's lists of one class: whether the picture shows it.
+_SHOWS_IT = re.compile(r"\s+(-1|0|1)$")
 
 #: The classes of Pascal VOC.
 VOC = (
@@ -59,7 +59,10 @@ class Objects:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Pictures of one split with their objects, and the (width, height) that an annotation says, inf where not."""
+    """Pictures of one split with their objects, and the (width, height) that an annotation says.
+
+    Where it says none it is the picture's own, and inf where that cannot be read.
+    """
 
     sources: list[Path]
     names: list[str]
@@ -92,8 +95,13 @@ class Splits:
 
 def parse(content: bytes) -> ElementTree.Element:
     """XML of an annotation. A document type is refused: without one no entity can be declared or fetched."""
-    told = _ENCODING.match(content)
-    text = content.decode(told.group(1).decode() if told else "utf-8-sig")
+    try:
+        text = content.decode("utf-8-sig")  # whatever the first line says: some say what the text once was
+    except UnicodeDecodeError:
+        told = _ENCODING.match(content)
+        if told is None:
+            raise
+        text = content.decode(told.group(1).decode())
     if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
         raise ValueError("a document type or entity declaration is not allowed")
     return ElementTree.fromstring(text)
@@ -159,8 +167,7 @@ def _lines(path: Path) -> list[str]:
         known = [p.stem for p in path.parent.glob("*.txt")] if path.parent.is_dir() else []
         hint = nearest(path.stem, known) if known else ""
         raise UserError(f"--data: expected the list {path}, found no such file{hint}")
-    lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-    return [_SHOWS_IT.sub("", line) for line in lines if line]
+    return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
 
 
 def _picture(folder: Path, name: str) -> Path:
@@ -173,11 +180,13 @@ def _picture(folder: Path, name: str) -> Path:
 
 def _raw(base: Path, part: str, workers: int) -> list[tuple[Path, str, Annotation | str]]:
     """Picture, name, and annotation (or what is wrong with it) of a list."""
-    names = _lines(base / "ImageSets" / "Main" / f"{part}.txt")
+    lines = _lines(base / "ImageSets" / "Main" / f"{part}.txt")
 
     label = f"{base.name}/" if base.name.startswith("VOC20") else ""
 
-    def read(name: str) -> tuple[Path, str, Annotation | str]:
+    def read(line: str) -> tuple[Path, str, Annotation | str]:
+        whole = (base / "Annotations" / f"{line}.xml").is_file()
+        name = line if whole else _SHOWS_IT.sub("", line)  # (a name may end like this itself)
         picture = _picture(base / "JPEGImages", name)
         try:
             return picture, label + name, read_annotation(base / "Annotations" / f"{name}.xml", picture)
@@ -185,7 +194,7 @@ def _raw(base: Path, part: str, workers: int) -> list[tuple[Path, str, Annotatio
             return picture, label + name, f"{name}.xml: {error}"
 
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(read, names))
+        return list(pool.map(read, lines))
 
 
 def read(config: Data, classes: tuple[str, ...] | None = None) -> Splits:
@@ -219,11 +228,12 @@ def read(config: Data, classes: tuple[str, ...] | None = None) -> Splits:
     if faults and config.broken == "refuse":
         total = sum(map(len, raw.values()))
         raise UserError(f"--data: {listed(faults, total, 'annotations')}. data.broken=skip leaves them out.")
+    skipped = f"; {listed(faults, sum(map(len, raw.values())), 'annotations')}" if faults else ""
     for part, scenes in made.items():
         if not len(scenes):
-            raise UserError(f"--data: no pictures to {part} on in {root}")
+            raise UserError(f"--data: no pictures to {part} on in {root}{skipped}")
         if not any(bool((~one.difficult).any()) for one in scenes.objects):
-            raise UserError(f"--data: no objects to {part} on in {root} (`difficult` ones do not count)")
+            raise UserError(f"--data: no objects to {part} on in {root} (`difficult` ones do not count){skipped}")
     return Splits(made.get("train"), made["test"], classes, tuple(faults))
 
 

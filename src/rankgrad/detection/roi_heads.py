@@ -128,7 +128,7 @@ _MADE: dict[type, type] = {}
 def exchanged(kind: type) -> type:
     """The class of heads with the exchange, for heads of this class (torchvision's, or a user's subclass)."""
     if kind not in _MADE:
-        _MADE[kind] = type(f"Ranking{kind.__name__}", (RankingHeads, kind), {})
+        _MADE.setdefault(kind, type(f"Ranking{kind.__name__}", (RankingHeads, kind), {}))
     return _MADE[kind]
 
 

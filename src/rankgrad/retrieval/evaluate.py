@@ -65,14 +65,14 @@ def retrieval_standing(
     _check.count("chunk", chunk, at_least=1)
     _check.count("queries_at_once", queries_at_once, at_least=1)
     queries = unit_length(embeddings.detach())
-    for name, rows in (("embeddings", embeddings), ("gallery", gallery)):
-        if rows is not None and bool(rows.isnan().any()):
-            raise NotANumberError(f"{name}: expected no NaN, received some")
     own = None
     if gallery is None or gallery_labels is None:
         candidates, candidate_labels, own = queries, labels, torch.arange(len(labels), device=labels.device)
     else:
         candidates, candidate_labels = unit_length(gallery.detach()), gallery_labels
+    for name, rows in (("embeddings", queries), ("gallery", candidates)):
+        if bool(rows.isnan().any()):  # NaN and infinity, which has no direction
+            raise NotANumberError(f"{name}: expected finite numbers, received others")
     index = _Index(candidates, candidate_labels, chunk)
     parts = [
         index.standing(

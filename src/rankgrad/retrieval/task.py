@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import distributed
+from rankgrad.engine.registration import NotANumberError
 from rankgrad.retrieval import augment, data, losses, model
 from rankgrad.retrieval.config import Config, Data, View
 from rankgrad.retrieval.data.splits import Pictures
@@ -202,10 +203,14 @@ def standing(
     """Embed queries and gallery, and rank them exactly."""
     queries = embed(network, query, config.view, config.precision, progress=progress)
     labels = query.pictures.labels.to(queries.device)
-    if gallery is None:
-        return retrieval_standing(queries, labels), queries, None
-    candidates = embed(
-        network, gallery, config.view, config.precision, progress=lambda done: progress(len(queries) + done)
-    )
-    found = retrieval_standing(queries, labels, candidates, gallery.pictures.labels.to(queries.device))
-    return found, queries, candidates
+    others: tuple[Tensor, ...] = ()
+    if gallery is not None:
+        candidates = embed(
+            network, gallery, config.view, config.precision, progress=lambda done: progress(len(queries) + done)
+        )
+        others = candidates, gallery.pictures.labels.to(queries.device)
+    try:
+        found = retrieval_standing(queries, labels, *others)
+    except NotANumberError as error:
+        raise UserError(f"{error}: the network has lost its numbers") from None
+    return found, queries, others[0] if others else None

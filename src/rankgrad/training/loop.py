@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,7 +96,10 @@ def _interrupts_wait() -> Iterator[Callable[[], bool]]:
     def note(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
         noted.set()
-        os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")  # print may not be called here
+        with suppress(OSError):  # whoever reads it may be gone by the same Ctrl-C
+            os.write(
+                2, b"\nstopping after this step; Ctrl-C again stops at once\n"
+            )  # print may not be called here
 
     in_main = threading.current_thread() is threading.main_thread()
     ours = in_main and before is signal.default_int_handler and not distributed.active()
@@ -144,30 +147,31 @@ class Trainer:
         if writes:
             self.log = log.Log(self.folder, self.step)
         begin, saved = time.monotonic() - self.result.seconds, time.monotonic()
-        with log.progress(str(self.folder), total, self.step, show=writes) as bar, _interrupts_wait() as stopped:
+        with log.progress(str(self.folder), total, self.step, show=writes) as bar:
             if self.step == 0 and self.config.evaluate_first:
                 self._evaluate(0, bar)
-            since, from_step = time.monotonic(), self.step
-            while self.step < total:
-                self._train_one(network)
-                done_epoch = self.step % self.task.steps_per_epoch == 0
-                if self.device.type == "cpu" or self.step % READ_EVERY == 0 or done_epoch:
-                    bar.advance(self.step, self._read_losses())
-                if done_epoch:
-                    items = (self.step - from_step) * self.task.items_per_step
-                    self.result.speed = items / (time.monotonic() - since)
-                epoch = self.step // self.task.steps_per_epoch
-                if done_epoch and (epoch % self.config.evaluate_every == 0 or self.step == total):
-                    self._evaluate(epoch, bar)
-                self.result.seconds = time.monotonic() - begin
-                due = time.monotonic() - saved >= 60 * self.config.save_minutes
-                if due or stopped() or self.step == total:
-                    self._save()
-                    saved = time.monotonic()
-                if done_epoch or saved > since:
-                    since, from_step = time.monotonic(), self.step
-                if stopped() and self.step < total:
-                    raise KeyboardInterrupt
+            with _interrupts_wait() as interrupted:
+                since, from_step = time.monotonic(), self.step
+                while self.step < total:
+                    self._train_one(network)
+                    done_epoch = self.step % self.task.steps_per_epoch == 0
+                    if self.device.type == "cpu" or self.step % READ_EVERY == 0 or done_epoch:
+                        bar.advance(self.step, self._read_losses())
+                    if done_epoch:
+                        items = (self.step - from_step) * self.task.items_per_step
+                        self.result.speed = items / (time.monotonic() - since)
+                    epoch = self.step // self.task.steps_per_epoch
+                    if done_epoch and (epoch % self.config.evaluate_every == 0 or self.step == total):
+                        self._evaluate(epoch, bar)
+                    self.result.seconds = time.monotonic() - begin
+                    stop, due = interrupted(), time.monotonic() - saved >= 60 * self.config.save_minutes
+                    if due or stop or self.step == total:
+                        self._save()
+                        saved = time.monotonic()
+                    if stop:
+                        raise KeyboardInterrupt
+                    if done_epoch or saved > since:
+                        since, from_step = time.monotonic(), self.step
         if self.log is not None:
             self.log.close()
         self._finish()
@@ -238,10 +242,7 @@ class Trainer:
 
     def _evaluate(self, epoch: int, bar: log.Progress) -> None:
         bar.advance(self.step, "evaluating")
-        try:
-            metrics = self.task.evaluate()
-        except NotANumberError as error:
-            raise UserError(f"{error}, at step {self.step}: the network has lost its numbers") from None
+        metrics = self.task.evaluate()
         if self.task.headline not in metrics:
             raise AssertionError(f"{self.task.headline} is not among {sorted(metrics)}")
         bar.advance(self.step, log.in_words({self.task.headline: metrics[self.task.headline]}))
