@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from rankgrad.bench import complexity, complexity_table, timing
+from rankgrad.bench import commands, complexity, complexity_table, timing
 from rankgrad.cli import main
 from rankgrad.surrogates import METHODS
 
@@ -192,6 +192,21 @@ def test_the_command(tmp_path, capsys):
 def test_names_are_checked():
     assert "did you mean 'chen2019'?" in cli("bench", "complexity", "--methods", "chen2018")
     assert "--device: unknown value 'gpu'" in cli("bench", "complexity", "--device", "gpu")
+
+
+@pytest.mark.parametrize(("largest", "batches"), [(64, ()), (128, (128,)), (10**6, (128, 512, 1024))])
+def test_batches_that_are_too_large_are_left_out(monkeypatch, largest, batches):
+    class Seen(Exception):  # noqa: N818
+        pass
+
+    def rows(place, given):
+        raise Seen(given)
+
+    monkeypatch.setattr(commands.long_lists, "rows", lambda *args, **kwargs: [])
+    monkeypatch.setattr(commands.retrieval, "rows", rows)
+    with pytest.raises(Seen) as caught:
+        main(["bench", "--device", "cpu", "--longest", "100000", "--largest-batch", str(largest)])
+    assert caught.value.args == (batches,)
 
 
 def test_short_lengths():

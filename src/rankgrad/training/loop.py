@@ -96,10 +96,9 @@ def _interrupts_wait() -> Iterator[Callable[[], bool]]:
     def note(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
         noted.set()
-        with suppress(OSError):  # whoever reads it may be gone by the same Ctrl-C
-            os.write(
-                2, b"\nstopping after this step; Ctrl-C again stops at once\n"
-            )  # print may not be called here
+        # Not print, which may be what was interrupted; and whoever reads it may be gone by the same Ctrl-C.
+        with suppress(OSError):
+            os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
     in_main = threading.current_thread() is threading.main_thread()
     ours = in_main and before is signal.default_int_handler and not distributed.active()
