@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from rankgrad.detection.cold_start import Curve, cold_start
-from rankgrad.training import machine
-from rankgrad.training.checkpoint import write_text
+from rankgrad.lab.detection.cold_start import Curve, cold_start
+from rankgrad.lab.training import machine
+from rankgrad.lab.training.checkpoint import write_text
 
 
 def table(curves: dict[str, Curve]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import side_by_side
 from benchmarks.side_by_side import mean_of
-from rankgrad.training.checkpoint import write_text
+from rankgrad.lab.training.checkpoint import write_text
 
 OURS = "loss.lam={lam} loss.margin={margin} loss.memory={memory}"
 
@@ -91,7 +91,7 @@ def table(out: Path, every: list[str]) -> str:
         f"`rankgrad train cub` with `{' '.join(private)}` and each row's settings. Best: the highest R@1.",
         "",
         "| loss | epochs | seeds | best R@1 | R@2 | R@4 | R@8 | mAP@R | last R@1 | last mAP@R | s a run "
-        "| pictures/s | settings |",
+        "| images/s | settings |",
         "|" + "---|" * 13,
     ]
     wanted = [("best", m) for m in ("R@1", "R@2", "R@4", "R@8", "mAP@R")] + [("last", "R@1"), ("last", "mAP@R")]

@@ -4,7 +4,7 @@
         [--seeds 4] [--rates 1e-4 2e-4 4e-4] [--settings 'name: loss=... loss.x=...' ...] [-- key=value ...]
 
 A run takes ten seconds on one CPU core instead of half a minute on an H200, so that many forms of a loss can be
-tried before the few that are worth it train a whole network. The features of each training picture are computed
+tried before the few that are worth it train a whole network. The features of each training image are computed
 once, for the centre and three random crops. Every row is tried at every learning rate; the table shows all.
 """
 
@@ -20,22 +20,22 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import cub
-from rankgrad import recipes
-from rankgrad.retrieval import augment, losses, model
-from rankgrad.retrieval import data as data_sets
-from rankgrad.retrieval.config import Config
-from rankgrad.retrieval.evaluate import retrieval_standing
-from rankgrad.retrieval.pictures import Source
-from rankgrad.retrieval.samplers import ClassSampler
-from rankgrad.training import machine, optim
-from rankgrad.training.checkpoint import write_text
-from rankgrad.training.config import Optim
-from rankgrad.vision.pictures import leave_out
+from rankgrad.lab import recipes
+from rankgrad.lab.retrieval import augment, losses, model
+from rankgrad.lab.retrieval import data as data_sets
+from rankgrad.lab.retrieval.config import Config
+from rankgrad.lab.retrieval.images import ImageSource
+from rankgrad.lab.training import machine, optim
+from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.lab.training.config import Optim
+from rankgrad.lab.vision.images import leave_out
+from rankgrad.metrics import retrieval_metrics
+from rankgrad.samplers import ClassSampler
 
 CROPS = 3
 EPOCHS = 12
 PROXY_RATE = 0.02
-#: 16 of 50 classes in a step, 4 pictures each: the share of the classes that a batch of 128 shows of all 100.
+#: 16 of 50 classes in a step, 4 images each: the share of the classes that a batch of 128 shows of all 100.
 BATCH = 64
 
 
@@ -46,22 +46,22 @@ class Features(NamedTuple):
     labels: Tensor
 
 
-def extract(source: Source, network: nn.Module, config: Config, crops: int) -> Features:
-    """Features of all pictures: the centre, and random crops."""
+def extract(source: ImageSource, network: nn.Module, config: Config, crops: int) -> Features:
+    """Features of all images: the centre, and random crops."""
     generator = torch.Generator().manual_seed(0)
     views = []
     for view in range(1 + crops):
         parts = []
-        for rows in torch.arange(len(source.pictures)).split(64):
-            pictures = source.fetch(rows)
-            boxes, flips = augment.centre_boxes(pictures.height, pictures.width, config.view.crop), None
+        for rows in torch.arange(len(source.images)).split(64):
+            images = source.fetch(rows)
+            boxes, flips = augment.centre_boxes(images.height, images.width, config.view.crop), None
             if view:
-                boxes, flips = augment.training_boxes(pictures.height, pictures.width, config.view, generator)
+                boxes, flips = augment.training_boxes(images.height, images.width, config.view, generator)
             with torch.inference_mode(), optim.autocast(config.precision, source.device):
-                parts.append(network(augment.crops(pictures, boxes, flips, config.view.crop)).float().cpu())
+                parts.append(network(augment.crops(images, boxes, flips, config.view.crop)).float().cpu())
         views.append(torch.cat(parts))
-        print(f"features: view {view + 1} of {1 + crops}, {len(views[-1])} pictures", flush=True)
-    return Features(torch.stack(views).clone(), source.pictures.labels.unique(return_inverse=True)[1])
+        print(f"features: view {view + 1} of {1 + crops}, {len(views[-1])} images", flush=True)
+    return Features(torch.stack(views).clone(), source.images.labels.unique(return_inverse=True)[1])
 
 
 def both_halves(file: Path, config: Config, device: torch.device) -> tuple[Features, Features]:
@@ -75,7 +75,7 @@ def both_halves(file: Path, config: Config, device: torch.device) -> tuple[Featu
     splits = data_sets.read(config.data)
     network, _ = model.build(config.model, config.view.crop, config.seed)
     backbone = network.eval().backbone.to(device, memory_format=torch.channels_last)
-    sources = [Source(part, config.data, config.view, device) for part in (splits.train, splits.query)]
+    sources = [ImageSource(part, config.data, config.view, device) for part in (splits.train, splits.query)]
     leave_out(sources, len(splits.train) + len(splits.query), config.data.broken)
     found = [extract(source, backbone, config, crops) for source, crops in zip(sources, (CROPS, 0), strict=True)]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def train(settings: str, rate: float, seed: int, halves: tuple[Features, Feature
         if (step + 1) % (2 * len(sampler)) == 0:
             with torch.no_grad():
                 embeddings = nn.functional.normalize(layer(there.views[0]))
-            evaluations.append(retrieval_standing(embeddings, there.labels).summary((1,)))
+            evaluations.append(retrieval_metrics(embeddings, there.labels).summary((1,)))
     return evaluations
 
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rankgrad import recipes
-from rankgrad.recipes import run
-from rankgrad.training import machine
-from rankgrad.training.errors import UserError
+from rankgrad.lab import recipes
+from rankgrad.lab.recipes import run
+from rankgrad.lab.training import machine
+from rankgrad.lab.training.errors import UserError
 
 
 class Job(NamedTuple):
@@ -100,7 +100,7 @@ def multi_process_service(wanted: bool) -> Iterator[None]:
 
 
 def _work(jobs: Any, threads: int) -> None:
-    """Take jobs until there are none; the pictures are read, and the network compiled, once for all of them."""
+    """Take jobs until there are none; the images are read, and the network compiled, once for all of them."""
     torch.set_num_threads(threads)
     while (job := jobs.get()) is not None:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def told(folder: Path) -> str:
     """How a finished run ended, in a line."""
     result = json.loads((folder / "result.json").read_text())
     numbers = "  ".join(f"{k} {v:.1f}" for k, v in result["last"].items() if k not in ("step", "epoch"))
-    return f"{numbers}  {result['speed']:,.0f} pictures/s  {result['seconds']:.0f} s"
+    return f"{numbers}  {result['speed']:,.0f} images/s  {result['seconds']:.0f} s"
 
 
 def train(jobs: Sequence[Job], *, parallel: int, mps: bool, minutes: float) -> None:

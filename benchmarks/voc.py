@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import side_by_side
 from benchmarks.side_by_side import mean_of
-from rankgrad.training.checkpoint import write_text
+from rankgrad.lab.training.checkpoint import write_text
 
 
 def ranking(form: str = "log_ap", rank: str = "odds", weight: float = 0.3, ce: float = 1.0, more: str = "") -> str:
@@ -60,7 +60,7 @@ ROWS = {
 
 
 def settings_of_all(args: argparse.Namespace) -> list[str]:
-    """Settings that all rows have: small pictures, a short run."""
+    """Settings that all rows have: small images, a short run."""
     every = [f"data.root={args.data}", "data.counts=any"]
     if args.choose:
         every = ["data=voc", f"data.root={args.data}/VOCdevkit/VOC2007", "data.train=train", "data.test=val"]
@@ -82,7 +82,7 @@ def finished(out: Path, rows: list[str]) -> dict[str, list[tuple[dict[str, Any],
 
 
 def table(out: Path, rows: list[str], every: list[str]) -> str:
-    """The table with what it was measured on; last evaluations, no choosing on the test pictures."""
+    """The table with what it was measured on; last evaluations, no choosing on the test images."""
     about = side_by_side.machine_of(out)
     private = [setting for setting in every if not setting.startswith(("data.root", "weights"))]
     found = finished(out, rows)
@@ -97,7 +97,7 @@ def table(out: Path, rows: list[str], every: list[str]) -> str:
         "points; AP: COCO's. Each judged with softmax scores and with odds (own: with the logits alone, where "
         "these were trained). Last epoch, mean ± standard deviation over seeds.",
         "",
-        f"| loss | seeds | {' | '.join(metrics)} | AP50 own | s a run | pictures/s | settings |",
+        f"| loss | seeds | {' | '.join(metrics)} | AP50 own | s a run | images/s | settings |",
         "|" + "---|" * (len(metrics) + 6),
     ]
     for row, runs in found.items():

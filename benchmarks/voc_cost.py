@@ -20,12 +20,12 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from rankgrad import graphed
 from rankgrad.detection import RegionLoss, ranking_loss, use_ranking_loss
-from rankgrad.detection.config import Model, View
-from rankgrad.detection.model import Detector, build
-from rankgrad.training import machine, optim
-from rankgrad.training.config import Optim
+from rankgrad.lab.detection.config import Model, View
+from rankgrad.lab.detection.model import Detector, build
+from rankgrad.lab.training import machine, optim
+from rankgrad.lab.training.config import Optim
 
-PICTURES, REGIONS, CLASSES, MEMORY = 8, 512, 20, 7
+IMAGES, REGIONS, CLASSES, MEMORY = 8, 512, 20, 7
 
 
 class Subject(NamedTuple):
@@ -37,7 +37,7 @@ class Subject(NamedTuple):
     times: int  # steps with each loss
 
 
-#: The benchmark's small pictures (short side 360), the recipe's (600), and torchvision's own (800).
+#: The benchmark's small images (short side 360), the recipe's (600), and torchvision's own (800).
 SUBJECTS = (
     Subject("resnet50", (384, 480), stock=False, times=250),
     Subject("resnet50", (608, 800), stock=False, times=500),
@@ -81,7 +81,7 @@ def _stock(subject: Subject) -> FasterRCNN:
 
 
 class _Training:
-    """A detector with made-up pictures that takes steps with one loss or the other.
+    """A detector with made-up images that takes steps with one loss or the other.
 
     One network for all: two with the same loss differ by as much, in where their tensors lie, as two losses do.
     """
@@ -102,10 +102,10 @@ class _Training:
         # so small a rate that the weights stay: the same regions are proposed in every step
         self.optimizer = optim.make_optimizer([{"params": trained}], Optim(name="sgd", lr=1e-12))
         draw = torch.Generator().manual_seed(0)
-        pictures = torch.randn(PICTURES, 3, *side, generator=draw).to(device)
-        self.pictures = pictures.contiguous(memory_format=torch.channels_last)
+        images = torch.randn(IMAGES, 3, *side, generator=draw).to(device)
+        self.images = images.contiguous(memory_format=torch.channels_last)
         self.targets = []
-        for _ in range(PICTURES):
+        for _ in range(IMAGES):
             corner = torch.rand(4, 2, generator=draw) * torch.tensor(side[::-1]) * 0.5
             boxes = torch.cat([corner, corner + 0.1 * min(side)], dim=1).to(device)
             labels = torch.randint(1, CLASSES + 1, (4,), generator=draw).to(device)
@@ -114,18 +114,16 @@ class _Training:
     def losses(self) -> dict[str, Tensor]:
         """Forward."""
         if self.subject.stock:
-            return self.network(list(self.pictures), self.targets)  # type: ignore[no-any-return]
-        sizes = [self.subject.canvas] * PICTURES
-        return self.network(self.pictures, sizes, self.targets)  # type: ignore[no-any-return]
+            return self.network(list(self.images), self.targets)  # type: ignore[no-any-return]
+        sizes = [self.subject.canvas] * IMAGES
+        return self.network(self.images, sizes, self.targets)  # type: ignore[no-any-return]
 
     def regions(self) -> str:
         """How many regions were sampled, and how many of them foreground, in the batches of the memory."""
         self.network.roi_heads.__class__ = self.heads[True]
         _, relevant, there = ranking_loss(self.network).ranking.memory.candidates()
         regions, foreground = int(there.any(1).sum()), int(relevant.any(1).sum())
-        return (
-            f"{regions / MEMORY / PICTURES:.0f} regions a picture, {100 * foreground / regions:.0f} % foreground"
-        )
+        return f"{regions / MEMORY / IMAGES:.0f} regions an image, {100 * foreground / regions:.0f} % foreground"
 
     def step(self, loss: str, number: int) -> float:
         """Forward, backward and update; milliseconds."""
@@ -192,7 +190,7 @@ def _more_kernels(kernels: dict[str, float], name: str) -> str:
 
 def _alone(times: int, device: torch.device) -> dict[str, list[float]]:
     """Times of the losses by themselves, forward and backward."""
-    logits = torch.randn(PICTURES * REGIONS, 1 + CLASSES, device=device, requires_grad=True)
+    logits = torch.randn(IMAGES * REGIONS, 1 + CLASSES, device=device, requires_grad=True)
     labels = torch.randint(1, CLASSES + 1, (len(logits),), device=device)
     labels = labels.where(torch.rand(len(logits), device=device) < 0.25, 0)
     losses: dict[str, Callable[..., Tensor]] = {
@@ -215,7 +213,7 @@ def measure(subjects: Sequence[Subject] = SUBJECTS) -> str:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = machine.describe(device)
     lines = [
-        f"# What the ranking loss adds to a training step: {PICTURES} pictures x {REGIONS} regions x {CLASSES} "
+        f"# What the ranking loss adds to a training step: {IMAGES} images x {REGIONS} regions x {CLASSES} "
         f"classes, memory {MEMORY}",
         "",
         f"{about['hardware']}. {about['versions']}. {about['started']}. Faster R-CNN with FPN, "

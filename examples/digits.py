@@ -2,7 +2,7 @@
 
     python examples/digits.py
 
-The embedding has 4 dimensions, so that there is something to learn, and is judged on pictures it never saw.
+The embedding has 4 dimensions, so that there is something to learn, and is judged on images it never saw.
 """
 
 import time
@@ -16,14 +16,14 @@ import rankgrad
 
 
 def recall_at_1(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Share of pictures whose nearest other picture shows the same digit."""
+    """Share of images whose nearest other image shows the same digit."""
     with torch.no_grad():
         pairs = rankgrad.retrieval_pairs(model(images), labels)
         return rankgrad.metrics.recall_at_k(*pairs[:2], k=1, mask=pairs.mask).item()
 
 
 def train(epochs: int = 15, batch: int = 128, seed: int = 0) -> tuple[float, float]:
-    """R@1 on held-out pictures before and after training."""
+    """R@1 on held-out images before and after training."""
     torch.manual_seed(seed)
     data, target = load_digits(return_X_y=True)
     split = train_test_split(data, target, test_size=0.5, random_state=seed, stratify=target)
@@ -34,7 +34,7 @@ def train(epochs: int = 15, batch: int = 128, seed: int = 0) -> tuple[float, flo
     loss = rankgrad.RecallLoss(lam=4.0, margin=0.1, weight="log", memory=3)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     before = recall_at_1(model, test_images, test_labels)
-    print(f"epoch  0: R@1 {before:.3f} on {len(test_labels)} held-out pictures")
+    print(f"epoch  0: R@1 {before:.3f} on {len(test_labels)} held-out images")
     for epoch in range(1, epochs + 1):
         total, batches = 0.0, torch.randperm(len(labels)).split(batch)
         for index in batches:

@@ -1,8 +1,8 @@
-"""A plain multi-label classifier trained for mAP: pictures of several digits, which digits are there?
+"""A plain multi-label classifier trained for mAP: images of several digits, which digits are there?
 
     python examples/multi_label.py
 
-Four of scikit-learn's digits side by side; a class is relevant to a picture if its digit is among the four.
+Four of scikit-learn's digits side by side; a class is relevant to an image if its digit is among the four.
 `rankgrad.ClassRankingLoss` takes the logits as they are; the log form starts from random weights.
 """
 
@@ -15,33 +15,33 @@ import rankgrad
 
 
 def draw(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures ``[count, 4 * 64]`` of four digits, and which digits they show ``[count, 10]``."""
+    """Images ``[count, 4 * 64]`` of four digits, and which digits they show ``[count, 10]``."""
     digits = load_digits()
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randint(0, len(digits.target), (count, 4), generator=generator)
-    pictures = torch.tensor(digits.data, dtype=torch.float32)[chosen].flatten(1) / 16
+    images = torch.tensor(digits.data, dtype=torch.float32)[chosen].flatten(1) / 16
     shown = torch.nn.functional.one_hot(torch.tensor(digits.target)[chosen], 10).amax(1).bool()
-    return pictures, shown
+    return images, shown
 
 
 def train(steps: int = 300, seed: int = 0) -> tuple[float, float]:
-    """mAP on unseen pictures before and after training, in percent."""
+    """mAP on unseen images before and after training, in percent."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
     loss = rankgrad.ClassRankingLoss(form="log_ap", memory=3)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    pictures, shown = draw(4096, seed=1)
-    test_pictures, test_shown = draw(1024, seed=2)
+    images, shown = draw(4096, seed=1)
+    test_images, test_shown = draw(1024, seed=2)
 
     def measured() -> float:
         with torch.no_grad():
-            return 100 * float(rankgrad.metrics.mean_average_precision(model(test_pictures), test_shown))
+            return 100 * float(rankgrad.metrics.mean_average_precision(model(test_images), test_shown))
 
     before = measured()
     for _ in range(steps):
-        rows = torch.randint(0, len(pictures), (256,))
+        rows = torch.randint(0, len(images), (256,))
         optimizer.zero_grad()
-        loss(model(pictures[rows]), shown[rows]).backward()
+        loss(model(images[rows]), shown[rows]).backward()
         optimizer.step()
     return before, measured()
 

@@ -14,33 +14,33 @@ def overlap(a, b):
 
 
 def _sorted(detections):
-    """(picture, box) of one class, best first; equal scores in the order of the pictures."""
-    rows = [(-score, at, picture, box) for at, (picture, box, score) in enumerate(detections)]
-    return [(picture, box) for _, _, picture, box in sorted(rows, key=lambda row: row[:2])]
+    """(image, box) of one class, best first; equal scores in the order of the images."""
+    rows = [(-score, at, image, box) for at, (image, box, score) in enumerate(detections)]
+    return [(image, box) for _, _, image, box in sorted(rows, key=lambda row: row[:2])]
 
 
 def voc_outcomes(detections, objects, threshold=0.5):
     """1 right, 0 wrong, None neither, of each detection of one class, best first.
 
     Args:
-        detections: (picture, box, score).
-        objects: picture -> list of (box, difficult).
+        detections: (image, box, score).
+        objects: image -> list of (box, difficult).
     """
     used = set()
     out = []
-    for picture, box in _sorted(detections):
+    for image, box in _sorted(detections):
         best, which = -1.0, None
-        for number, (other, _) in enumerate(objects.get(picture, [])):
+        for number, (other, _) in enumerate(objects.get(image, [])):
             if overlap(box, other) > best:
                 best, which = overlap(box, other), number
         if which is None or best < threshold:
             out.append(0)
-        elif objects[picture][which][1]:
+        elif objects[image][which][1]:
             out.append(None)
-        elif (picture, which) in used:
+        elif (image, which) in used:
             out.append(0)
         else:
-            used.add((picture, which))
+            used.add((image, which))
             out.append(1)
     return out
 
@@ -49,15 +49,15 @@ def coco_outcomes(detections, objects, threshold):
     """The same by COCO's rule: the best object not yet taken; a difficult one only if no other fits."""
     used = set()
     out = []
-    for picture, box in _sorted(detections):
+    for image, box in _sorted(detections):
         best, which = threshold, None
-        for number, (other, hard) in enumerate(objects.get(picture, [])):
-            if not hard and (picture, number) not in used and overlap(box, other) >= best:
+        for number, (other, hard) in enumerate(objects.get(image, [])):
+            if not hard and (image, number) not in used and overlap(box, other) >= best:
                 best, which = overlap(box, other), number
         if which is not None:
-            used.add((picture, which))
+            used.add((image, which))
             out.append(1)
-        elif any(hard and overlap(box, other) >= threshold for other, hard in objects.get(picture, [])):
+        elif any(hard and overlap(box, other) >= threshold for other, hard in objects.get(image, [])):
             out.append(None)
         else:
             out.append(0)

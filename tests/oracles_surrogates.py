@@ -1,4 +1,4 @@
-"""The rivals' definitions in loops over Python numbers, one list at a time. Imports nothing from the package.
+"""The baselines' definitions in loops over Python numbers, one list at a time. Imports nothing from the package.
 
 ``exists`` is a list of bools; items that do not exist are left out before anything else is done.
 """

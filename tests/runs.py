@@ -4,8 +4,8 @@ import csv
 
 import torch
 
-from rankgrad.training import checkpoint
-from rankgrad.training.loop import Trainer
+from rankgrad.lab.training import checkpoint
+from rankgrad.lab.training.loop import Trainer
 
 
 def rows(folder, name="steps"):

@@ -8,7 +8,7 @@ COLOURS = ((220, 40, 40), (40, 200, 60), (50, 80, 230))
 
 
 def annotation(objects, size=(64, 48), extra=""):
-    """The XML of a picture; an object is (name, (xmin, ymin, xmax, ymax), difficult)."""
+    """The XML of an image; an object is (name, (xmin, ymin, xmax, ymax), difficult)."""
     body = "".join(
         f"<object><name>{name}</name><difficult>{int(hard)}</difficult><bndbox><xmin>{x0}</xmin><ymin>{y0}</ymin>"
         f"<xmax>{x1}</xmax><ymax>{y1}</ymax></bndbox></object>"
@@ -22,7 +22,7 @@ def annotation(objects, size=(64, 48), extra=""):
 
 
 def scene(base, name, seed, kind="PNG"):
-    """One picture with one or two rectangles; in some the second is difficult, some have none."""
+    """One image with one or two rectangles; in some the second is difficult, some have none."""
     generator = np.random.default_rng(seed)
     size = (64, 48) if seed % 3 else (44, 60)
     pixels = generator.integers(90, 110, (size[1], size[0], 3))

@@ -161,7 +161,7 @@ def test_padding_changes_nothing(form):
 @pytest.mark.parametrize("several", [False, True])
 def test_regions_are_padded_where_the_loss_is_replayed(monkeypatch, several):
     """A graph needs one shape. Several processes record none, and would hang with a mask on one of them."""
-    monkeypatch.setattr(rankgrad.cuda_graphs.Graphed, "replays", lambda self, *inputs: not several)
+    monkeypatch.setattr(rankgrad.graphs.Graphed, "replays", lambda self, *inputs: not several)
     model = use_ranking_loss(detector(box_batch_size_per_image=100), memory=2)
     seen = []
     ranking_loss(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
@@ -174,12 +174,12 @@ def test_regions_are_padded_where_the_loss_is_replayed(monkeypatch, several):
 
 
 def test_where_all_regions_are_there_nothing_is_padded(monkeypatch):
-    monkeypatch.setattr(rankgrad.cuda_graphs.Graphed, "replays", lambda self, *inputs: True)
+    monkeypatch.setattr(rankgrad.graphs.Graphed, "replays", lambda self, *inputs: True)
     model = use_ranking_loss(detector(box_batch_size_per_image=4), memory=0)
     seen = []
     ranking_loss(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
     losses_of(model)
-    assert [len(one) for one in seen[0]] == [8, 8]  # two pictures; no mask
+    assert [len(one) for one in seen[0]] == [8, 8]  # two images; no mask
 
 
 class OwnLoss(nn.Module):
@@ -200,7 +200,7 @@ class OwnLoss(nn.Module):
 @pytest.mark.parametrize("wrap", [lambda loss: loss, rankgrad.graphed])
 def test_a_users_own_loss(monkeypatch, wrap):
     """It follows the logits and gets logits and labels, nothing else, also where it may be replayed."""
-    monkeypatch.setattr(rankgrad.cuda_graphs.Graphed, "replays", lambda self, *inputs: True)
+    monkeypatch.setattr(rankgrad.graphs.Graphed, "replays", lambda self, *inputs: True)
     model = use_ranking_loss(detector(box_batch_size_per_image=100), wrap(OwnLoss()))
     found = losses_of(model)["loss_classifier"]
     torch.testing.assert_close(found, 2 * losses_of(detector(box_batch_size_per_image=100))["loss_classifier"])
@@ -447,7 +447,7 @@ def test_a_validation_is_not_remembered():
 
 
 @pytest.mark.parametrize("scores", ["softmax", "odds", "logits"])
-def test_no_region_in_any_picture(scores):
+def test_no_region_in_any_image(scores):
     """As with rpn_score_thresh in torchvision's MobileNet detector: nothing is found, and nothing fails."""
     model = detector()
     use_ranking_loss(model, scores=scores)
@@ -504,7 +504,7 @@ def test_detections_are_torchvisions_with_other_scores(scores):
 @pytest.mark.parametrize("together", [8192, 1])
 @pytest.mark.parametrize("seed", range(4))
 def test_our_suppression_is_torchvisions(seed, together, monkeypatch):
-    """The same detections as torchvision's loop over pictures, from random logits; some pictures have nothing."""
+    """The same detections as torchvision's loop over images, from random logits; some images have nothing."""
     monkeypatch.setattr(inference, "_TOGETHER", together)
     generator = torch.Generator().manual_seed(seed)
     heads = detector(box_detections_per_img=20, box_score_thresh=0.2).roi_heads
@@ -687,7 +687,7 @@ def test_without_torchvision():
     code = (
         "import sys; sys.modules['torchvision'] = None\n"
         "import rankgrad.detection as d\n"
-        "d.RegionLoss(); d.MMDetRankingLoss()\n"
+        "d.RegionLoss()\n"
         "try: d.use_ranking_loss(d.RegionLoss())\n"
         "except ModuleNotFoundError as error: print(error)"
     )

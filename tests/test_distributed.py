@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import nn
 
 import rankgrad
-from rankgrad import distributed, recipes
+from rankgrad import distributed
 from rankgrad.detection import RegionLoss
-from rankgrad.recipes import run
-from rankgrad.training import checkpoint
-from rankgrad.training.log import read_table
+from rankgrad.lab import recipes
+from rankgrad.lab.recipes import run
+from rankgrad.lab.training import checkpoint
+from rankgrad.lab.training.log import read_table
 
 import scenes
 
@@ -174,11 +175,11 @@ def test_a_run(results, name):
 
 
 def test_a_detector(results):
-    """Regions are sampled in each process; the test pictures are shared out and judged as in one process."""
+    """Regions are sampled in each process; the test images are shared out and judged as in one process."""
     _, _, folder = results
     weights, notes = checkpoint.load_weights(folder / "two" / "voc" / "last.safetensors")
-    subject, config = recipes.checked(notes["config"], [f"data.root={folder}/scenes"])
-    expected = subject.evaluate(config, weights, notes, torch.device("cpu"))
+    kind, config = recipes.checked(notes["config"], [f"data.root={folder}/scenes"])
+    expected = kind.evaluate_checkpoint(config, weights, notes, torch.device("cpu"))
     (row,) = read_table(folder / "two" / "voc" / "evaluations.csv")
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert len(read_table(folder / "two" / "voc" / "steps.csv")) == 2

@@ -9,8 +9,8 @@ import pytest
 import typer
 from PIL import Image
 
-from rankgrad import cli, recipes
-from rankgrad.retrieval import losses
+from rankgrad.lab import cli, recipes
+from rankgrad.lab.retrieval import losses
 
 import code_blocks
 import lighter
@@ -141,14 +141,14 @@ def test_result_tables(tmp_path, monkeypatch):
 
 def test_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "FIGURES", tmp_path)
-    assert "rankgrad figure gradients" in parts.figure("rivals.md", "gradients")
+    assert "rankgrad figure gradients" in parts.figure("baselines.md", "gradients")
     (tmp_path / "gradients.png").write_bytes(b"x")
     (tmp_path / "gradients.md").write_text("What to\nsee.\n")
     assert "(../figures/gradients.png)" in parts.figure("train/x.md", "gradients")
     assert ">What to see.<" in parts.figure("train/x.md", "gradients")
 
 
-def test_pictures_are_light(tmp_path):
+def test_images_are_light(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (300, 2000, 3), dtype=np.uint8)
     drawn, folder = tmp_path / "drawn", tmp_path / "figures"
     drawn.mkdir()
@@ -160,11 +160,11 @@ def test_pictures_are_light(tmp_path):
     (folder / "small.png").write_bytes(b"an older form")
     lighter.collect(drawn, folder)
     assert sorted(p.name for p in folder.iterdir()) == ["large.md", "large.png", "small.md", "small.svg"]
-    with Image.open(folder / "large.png") as picture:
-        assert picture.size == (1600, 240) and picture.mode == "P"
+    with Image.open(folder / "large.png") as image:
+        assert image.size == (1600, 240) and image.mode == "P"
 
 
-def test_the_pictures_of_the_repository_are_few_and_light():
+def test_the_images_of_the_repository_are_few_and_light():
     sizes = [path.stat().st_size for path in (ROOT / "docs" / "figures").iterdir()]
     assert sum(sizes) < 1_500_000
 
@@ -184,9 +184,9 @@ def test_recipes_say_what_their_headers_say():
 
 
 def test_settings_are_all_there():
-    from rankgrad.retrieval.config import Config, Data
+    from rankgrad.lab.retrieval.config import Config, Data
 
-    page = parts.settings("x", "rankgrad.retrieval.config")
+    page = parts.settings("x", "rankgrad.lab.retrieval.config")
     for name in Data.model_fields:
         assert f"| `data.{name}` |" in page
     assert "share of the classes to test on" in page and "| `optim.lr` | float | `1e-05` |" in page

@@ -166,7 +166,7 @@ def test_in_a_browser(site, tmp_path):
         "guide/losses.html",
         "train/recipes.html",
         "speed.html",
-        "rivals.html",
+        "baselines.html",
         "api/ranking.html",
     ]
     frames = [

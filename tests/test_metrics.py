@@ -38,7 +38,7 @@ def test_equal_the_oracle(data, name, k):
     assert math.isclose(mean, sum(counted) / max(len(counted), 1), abs_tol=1e-12)
 
 
-@given(lists(infinities=True), st.one_of(st.none(), st.integers(1, 12)), st.sampled_from(metrics.GAINS))
+@given(lists(infinities=True), st.one_of(st.none(), st.integers(1, 12)), st.sampled_from(metrics.lists.GAINS))
 def test_ndcg_equals_the_oracle(data, k, gain):
     scores, relevance, mask = data
     grades = relevance * (1 + np.arange(scores.size).reshape(scores.shape) % 3)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankgrad
-from rankgrad.retrieval.evaluate import retrieval_standing
+from rankgrad.metrics import retrieval_metrics
 
 
 def plain(embeddings, labels, gallery=None, gallery_labels=None, ks=(1, 2, 4)):
@@ -31,7 +31,7 @@ def test_equal_to_the_plain_metrics_in_any_chunks(seed, n, classes, chunk, with_
 
     queries, labels = draw(n), torch.randint(classes, (n,), generator=g)
     more = (draw(23), torch.randint(classes, (23,), generator=g)) if with_gallery else ()
-    found = retrieval_standing(queries, labels, *more, chunk=chunk, queries_at_once=7).summary([1, 2, 4])
+    found = retrieval_metrics(queries, labels, *more, chunk=chunk, queries_at_once=7).summary([1, 2, 4])
     assert found == pytest.approx(plain(queries, labels, *more), abs=1e-9)
 
 
@@ -39,7 +39,7 @@ def test_r_at_k_by_hand():
     """Each query's nearest other items, counted in a loop."""
     embeddings, labels = torch.randn(60, 4), torch.randint(8, (60,))
     unit = torch.nn.functional.normalize(embeddings, dim=1)
-    found = retrieval_standing(embeddings, labels).summary([1, 2, 4, 8])
+    found = retrieval_metrics(embeddings, labels).summary([1, 2, 4, 8])
     for k in (1, 2, 4, 8):
         hits = 0
         for i in range(60):
@@ -51,9 +51,9 @@ def test_r_at_k_by_hand():
 
 def test_a_collapsed_model_looks_as_bad_as_it_is():
     labels = torch.arange(10).repeat_interleave(4)
-    found = retrieval_standing(torch.ones(40, 8), labels, chunk=9).summary([1, 36])
+    found = retrieval_metrics(torch.ones(40, 8), labels, chunk=9).summary([1, 36])
     assert found["R@1"] == found["R@36"] == 0
-    assert retrieval_standing(torch.ones(40, 8), labels).first.unique().tolist() == [37]
+    assert retrieval_metrics(torch.ones(40, 8), labels).first.unique().tolist() == [37]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -63,20 +63,20 @@ def test_what_is_no_number_is_refused(name, value):
     parts[name][2, 1] = value
     labels = torch.arange(3).repeat(2)
     with pytest.raises(ValueError, match=f"^{name}: expected finite numbers"):
-        retrieval_standing(parts["embeddings"], labels, parts["gallery"], labels)
+        retrieval_metrics(parts["embeddings"], labels, parts["gallery"], labels)
 
 
 def test_queries_with_nothing_relevant_do_not_count():
-    standing = retrieval_standing(torch.eye(3), torch.tensor([0, 0, 1]))
-    assert standing.first.tolist() == [2, 2, 0]  # the two tie with the third
-    assert standing.summary([1, 2]) == {"R@1": 0.0, "R@2": 100.0, "mAP@R": 0.0, "AP": 50.0}
-    assert retrieval_standing(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)).summary([1])["R@1"] == 0
+    found = retrieval_metrics(torch.eye(3), torch.tensor([0, 0, 1]))
+    assert found.first.tolist() == [2, 2, 0]  # the two tie with the third
+    assert found.summary([1, 2]) == {"R@1": 0.0, "R@2": 100.0, "mAP@R": 0.0, "AP": 50.0}
+    assert retrieval_metrics(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)).summary([1])["R@1"] == 0
 
 
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match=r"^labels"):
-        retrieval_standing(torch.eye(3), torch.zeros(2, dtype=torch.int64))
+        retrieval_metrics(torch.eye(3), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"^ref_labels"):
-        retrieval_standing(torch.eye(3), torch.zeros(3, dtype=torch.int64), torch.eye(3))
+        retrieval_metrics(torch.eye(3), torch.zeros(3, dtype=torch.int64), torch.eye(3))
     with pytest.raises(ValueError, match=r"^chunk"):
-        retrieval_standing(torch.eye(3), torch.zeros(3, dtype=torch.int64), chunk=0)
+        retrieval_metrics(torch.eye(3), torch.zeros(3, dtype=torch.int64), chunk=0)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankgrad import distributed
-from rankgrad.detection.batches import AspectSampler
-from rankgrad.retrieval.samplers import ClassSampler, SuperLabelSampler
+from rankgrad.lab.detection.batches import AspectSampler
+from rankgrad.samplers import ClassSampler, SuperLabelSampler
 
-LABELS = torch.arange(40).repeat_interleave(torch.arange(40) % 7 + 1)  # classes of 1 to 7 pictures
+LABELS = torch.arange(40).repeat_interleave(torch.arange(40) % 7 + 1)  # classes of 1 to 7 images
 SUPERS = LABELS % 4
 
 
@@ -27,21 +27,21 @@ def by_super(**kwargs):
     return SuperLabelSampler(LABELS, SUPERS, **settings)
 
 
-def test_p_classes_of_k_pictures():
+def test_p_classes_of_k_images():
     sampler = by_class()
     assert len(sampler) == len(LABELS) // 24
     for step in range(20):
         groups = LABELS[sampler.at(step)].reshape(6, 4)
         assert (groups == groups[:, :1]).all()
         assert groups[:, 0].unique().numel() == 6  # no class twice
-    for rows in sampler.at(0).reshape(6, 4):  # a picture comes twice only where the class is too small
+    for rows in sampler.at(0).reshape(6, 4):  # an image comes twice only where the class is too small
         many = int((LABELS[rows[0]] == LABELS).sum())
         assert rows.unique().numel() == min(many, 4)
 
 
 @given(st.integers(2, 12), st.integers(1, 6), st.integers(1, 5), st.integers(0, 5))
 @settings(max_examples=40)
-def test_every_class_and_every_picture_as_often_as_the_others(classes, each, per_class, seed):
+def test_every_class_and_every_image_as_often_as_the_others(classes, each, per_class, seed):
     labels = torch.arange(classes).repeat(each)
     chosen = max(1, classes // 2)
     sampler = ClassSampler(labels, size=chosen * per_class, per_class=per_class, seed=seed)
@@ -75,8 +75,8 @@ def test_the_circular_lists_of_groups_go_on_across_pairs():
         taken = [tuple(g.tolist()) for b in plan for half in b if SUPERS[half[0, 0]] == over for g in half]
         assert len(set(taken)) == expected  # every group of the super-label is used
         assert all(taken[i] == taken[i + expected] for i in range(len(taken) - expected))
-        pictures = torch.tensor(sorted(set(taken))).flatten().unique()
-        assert torch.equal(pictures, (over == SUPERS).nonzero().flatten())
+        images = torch.tensor(sorted(set(taken))).flatten().unique()
+        assert torch.equal(images, (over == SUPERS).nonzero().flatten())
 
 
 def test_the_official_epochs():
@@ -169,7 +169,7 @@ def test_processes_share_a_batch(monkeypatch):
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match=r"^size: expected a multiple of per_class = 4, received 10"):
         by_class(size=10)
-    with pytest.raises(ValueError, match=r"^size: expected at most 4 pictures of each of the 40 classes"):
+    with pytest.raises(ValueError, match=r"^size: expected at most 4 images of each of the 40 classes"):
         by_class(size=400)
     with pytest.raises(ValueError, match=r"^size: expected a multiple of 2 \* per_class = 8, received 12"):
         by_super(size=12)

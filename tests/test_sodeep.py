@@ -172,7 +172,7 @@ def test_the_metadata_say_what_it_is(tmp_path):
 
 
 def command(*arguments):
-    from rankgrad.cli import main
+    from rankgrad.lab.cli import main
 
     with pytest.raises(SystemExit) as caught:
         main(["sodeep", "train", *map(str, arguments)])
@@ -204,7 +204,7 @@ def test_the_command_leaves_other_files_alone(tmp_path, capsys):
 
 def test_what_the_command_measures():
     """By hand: a sorter that gives every item the mean rank is as wrong as the constant."""
-    from rankgrad.surrogates.sodeep.commands import mean_errors
+    from rankgrad.lab.sodeep.commands import mean_errors
 
     sorter = sodeep.CNNSorter(4, hidden=2, layers=1)
     torch.nn.init.zeros_(sorter.projection.weight)

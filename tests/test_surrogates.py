@@ -1,4 +1,4 @@
-"""The rival methods against the loops of oracles_surrogates.py, and against packages where they exist."""
+"""The baseline methods against the loops of oracles_surrogates.py, and against packages where they exist."""
 
 import itertools
 import math

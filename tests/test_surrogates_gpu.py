@@ -1,4 +1,4 @@
-"""The rival methods on a CUDA device: the CPU's numbers, no host sync where promised, NaN instead of errors."""
+"""The baseline methods on a CUDA device: the CPU's numbers, no host sync where promised, NaN instead of errors."""
 
 import pytest
 import torch

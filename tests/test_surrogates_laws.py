@@ -1,4 +1,4 @@
-"""What every rival method must obey, whatever its definition: one parametrisation over all of them."""
+"""What every baseline method must obey, whatever its definition: one parametrisation over all of them."""
 
 import functools
 import math

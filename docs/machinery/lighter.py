@@ -1,4 +1,4 @@
-"""Put what ``rankgrad figure`` has drawn into docs/figures: captions, and each picture in its lightest form.
+"""Put what ``rankgrad figure`` has drawn into docs/figures: captions, and each image in its lightest form.
 
 python docs/machinery/lighter.py DRAWN docs/figures
 """
@@ -18,9 +18,9 @@ WIDTH = 1600
 
 def light_png(path: Path) -> bytes:
     """A PNG no wider than needed, in 256 colours."""
-    with Image.open(path) as picture:
-        flat = Image.new("RGB", picture.size, "white")
-        flat.paste(picture, mask=picture.getchannel("A") if picture.mode == "RGBA" else None)
+    with Image.open(path) as image:
+        flat = Image.new("RGB", image.size, "white")
+        flat.paste(image, mask=image.getchannel("A") if image.mode == "RGBA" else None)
     if flat.width > WIDTH:
         flat = flat.resize((WIDTH, round(flat.height * WIDTH / flat.width)), Image.Resampling.LANCZOS)
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Parts made from the package itself: docstrings of names and modules, the register of rivals."""
+"""Parts made from the package itself: docstrings of names and modules, the register of baselines."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _TOLD = (
     "rankgrad.surrogates",
     "rankgrad.surrogates.sodeep",
     "rankgrad.detection",
-    "rankgrad.figures",
+    "rankgrad.lab.figures",
 )
 
 
@@ -75,7 +75,7 @@ def others(page: str) -> str:
 
 
 def methods(page: str) -> str:
-    """The rivals' register as a table."""
+    """The baselines' register as a table."""
     from rankgrad.surrogates import METHODS
 
     rows = [

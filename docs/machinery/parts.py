@@ -70,18 +70,18 @@ def measurements(page: str) -> str:
     return "\n".join(lines)
 
 
-def _pictures() -> dict[str, Path]:
-    """The pictures in ``docs/figures`` by name."""
+def _images() -> dict[str, Path]:
+    """The images in ``docs/figures`` by name."""
     return {path.stem: path for path in sorted(FIGURES.iterdir()) if path.suffix in (".png", ".svg")}
 
 
 def figure(page: str, stem: str) -> str:
-    """A picture with its caption (the text beside it), or the command that draws it."""
-    picture = _pictures().get(stem)
-    if picture is None:
+    """An image with its caption (the text beside it), or the command that draws it."""
+    image = _images().get(stem)
+    if image is None:
         return f'!!! warning "Not drawn yet"\n    `rankgrad figure {stem}` draws this one.'
-    link = posixpath.relpath(f"figures/{picture.name}", posixpath.dirname(page) or ".")
-    told = picture.with_suffix(".md")
+    link = posixpath.relpath(f"figures/{image.name}", posixpath.dirname(page) or ".")
+    told = image.with_suffix(".md")
     caption = " ".join(told.read_text(encoding="utf-8").split()) if told.is_file() else ""
     return "\n".join(
         [
@@ -94,12 +94,12 @@ def figure(page: str, stem: str) -> str:
 
 
 def figures(page: str) -> str:
-    """Every figure that can be drawn, with the pictures there are of it."""
-    if not exists("rankgrad.figures.catalogue"):
-        return missing("rankgrad.figures")
-    from rankgrad.figures import catalogue
+    """Every figure that can be drawn, with the images there are of it."""
+    if not exists("rankgrad.lab.figures.catalogue"):
+        return missing("rankgrad.lab.figures")
+    from rankgrad.lab.figures import catalogue
 
-    parts, drawn = [], _pictures()
+    parts, drawn = [], _images()
     for stem, told in catalogue.FIGURES.items():
         parts += [f"## {stem.replace('-', ' ').capitalize()}", told[0].upper() + told[1:] + "."]
         parts.append(f"```bash\nrankgrad figure {stem}\n```")

@@ -39,7 +39,7 @@ def _header(text: str) -> tuple[str, list[str], str, str]:
 
 def recipes(page: str) -> str:
     """Every recipe: what it trains, its commands, the number to expect, its settings."""
-    from rankgrad import recipes as room
+    from rankgrad.lab import recipes as room
 
     parts = []
     for name in room.recipe_names():
@@ -70,7 +70,7 @@ def settings(page: str, module: str) -> str:
     """Tables of the settings a run of one subject knows, section by section."""
     if not exists(module):
         return missing(module)
-    from rankgrad.training.config import sections_of
+    from rankgrad.lab.training.config import sections_of
 
     config = importlib.import_module(module).Config
     sections = sections_of(config)
@@ -97,7 +97,7 @@ def commands(page: str) -> str:
     """Every command of ``rankgrad`` with its arguments and options."""
     import typer
 
-    from rankgrad.cli import build
+    from rankgrad.lab.cli import build
 
     return "\n\n".join(_command(typer.main.get_command(build()), "rankgrad"))
 

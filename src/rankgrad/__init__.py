@@ -1,7 +1,7 @@
 """rankgrad: train directly for ranking metrics. Exact ranks forward, a useful gradient backward."""
 
 from rankgrad import metrics
-from rankgrad.cuda_graphs import graphed
+from rankgrad.graphs import graphed
 from rankgrad.losses import (
     AveragePrecisionLoss,
     ClassRankingLoss,

@@ -1,6 +1,6 @@
 """``python -m rankgrad``: the same as the command ``rankgrad``."""
 
-from rankgrad.cli import main
+from rankgrad.lab.cli import main
 
 if __name__ == "__main__":
     main()

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from rankgrad import _check
-from rankgrad.cuda_graphs import graphed
 from rankgrad.detection.region_loss import SCORES, RegionLoss
+from rankgrad.graphs import graphed
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -1,4 +1,4 @@
-"""From class logits and box regression to detections, for a whole batch of pictures at once."""
+"""From class logits and box regression to detections, for a whole batch of images at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankgrad.detection.region_loss import class_scores
 
-#: Most (region, class) pairs of a picture that compete in the suppression. A head that ranks without a
+#: Most (region, class) pairs of an image that compete in the suppression. A head that ranks without a
 #: calibrated scale may put all of them above any threshold; the best of them are enough for 100 detections.
 CANDIDATES = 1000
 
@@ -27,31 +27,31 @@ def detections_of(
     *,
     candidates: int = CANDIDATES,
 ) -> list[dict[str, Tensor]]:
-    """Detections of each picture: boxes, scores and labels, best first.
+    """Detections of each image: boxes, scores and labels, best first.
 
     torchvision's steps with its thresholds (``score_thresh``, boxes of less than 0.01 pixels, suppression per
-    class at ``nms_thresh``, the best ``detections_per_img``), on scores of our choice, all pictures in one
-    pass. Equal to torchvision's for ``"softmax"`` as long as no picture has more than ``candidates`` pairs
+    class at ``nms_thresh``, the best ``detections_per_img``), on scores of our choice, all images in one
+    pass. Equal to torchvision's for ``"softmax"`` as long as no image has more than ``candidates`` pairs
     above the threshold.
 
     Args:
         heads: torchvision's RoI heads, for box coder and thresholds.
         class_logits: ``[regions, 1 + classes]``.
         box_regression: ``[regions, 4 (1 + classes)]``.
-        proposals: Boxes of each picture.
-        image_shapes: (height, width) of each picture.
+        proposals: Boxes of each image.
+        image_shapes: (height, width) of each image.
         scores: ``"odds"``, ``"softmax"`` or ``"logits"``.
-        candidates: Most pairs of a picture.
+        candidates: Most pairs of an image.
     """
     from torchvision.ops import nms
 
     device, regions = class_logits.device, [len(boxes) for boxes in proposals]
-    pictures, classes = len(proposals), class_logits.shape[1] - 1
+    images, classes = len(proposals), class_logits.shape[1] - 1
     # (of no regions at all torchvision's decode keeps the flat shape)
     decoded = heads.box_coder.decode(box_regression.float(), proposals).reshape(-1, 1 + classes, 4)
     boxes = decoded[:, 1:]
-    # Pictures in rows of equal length: missing regions score -1, below any threshold.
-    padded = boxes.new_zeros(pictures, max(regions, default=0), classes, 4)
+    # Images in rows of equal length: missing regions score -1, below any threshold.
+    padded = boxes.new_zeros(images, max(regions, default=0), classes, 4)
     values = boxes.new_full(padded.shape[:3], -1.0)
     number = torch.arange(max(regions, default=0)).unsqueeze(0) < torch.tensor(regions).unsqueeze(1)
     place = number.flatten().nonzero().flatten().to(device)
@@ -62,20 +62,20 @@ def detections_of(
     small = ~((padded[..., 2:] - padded[..., :2]) >= 1e-2).all(-1)  # NaN is small too
     values = values.masked_fill(small | (values <= heads.score_thresh), -1.0).flatten(1)
 
-    best, at = values.topk(min(candidates, values.shape[1]), dim=1)  # [pictures, candidates], best first
-    picture, column = (best >= 0).nonzero(as_tuple=True)
-    if not len(picture):
+    best, at = values.topk(min(candidates, values.shape[1]), dim=1)  # [images, candidates], best first
+    image, column = (best >= 0).nonzero(as_tuple=True)
+    if not len(image):
         return [_nothing(boxes) for _ in regions]
-    best, at = best[picture, column], at[picture, column]
+    best, at = best[image, column], at[image, column]
     label = at % classes + 1
-    found = padded.flatten(1, 2)[picture, at]
-    # One suppression for all: pictures and classes are moved apart, in float64 so that no box is rounded.
-    apart = (picture * classes + label).double() * (float(max(max(s) for s in image_shapes)) + 1)
+    found = padded.flatten(1, 2)[image, at]
+    # One suppression for all: images and classes are moved apart, in float64 so that no box is rounded.
+    apart = (image * classes + label).double() * (float(max(max(s) for s in image_shapes)) + 1)
     moved, weight = found.double() + apart.unsqueeze(1), best.double()
-    parts = torch.arange(len(picture), device=device).split(_chunks(torch.bincount(picture).tolist()))
+    parts = torch.arange(len(image), device=device).split(_chunks(torch.bincount(image).tolist()))
     kept = torch.cat([rows[nms(moved[rows], weight[rows], heads.nms_thresh)] for rows in parts])
-    kept = kept[picture[kept].argsort(stable=True)]  # by picture, best first
-    counts = torch.bincount(picture[kept], minlength=pictures).tolist()
+    kept = kept[image[kept].argsort(stable=True)]  # by image, best first
+    counts = torch.bincount(image[kept], minlength=images).tolist()
     most = heads.detections_per_img
     out = []
     for rows in kept.split(counts):
@@ -85,7 +85,7 @@ def detections_of(
 
 
 def _chunks(counts: list[int]) -> list[int]:
-    """How many boxes go together: those of whole pictures, up to a number that one call does well."""
+    """How many boxes go together: those of whole images, up to a number that one call does well."""
     sizes = [0]
     for count in counts:
         if sizes[-1] and sizes[-1] + count > _TOGETHER:

@@ -76,7 +76,7 @@ class RegionLoss(nn.Module):
     a background region is relevant to nothing. The paper's form is
     ``RegionLoss(form="ap", rank="logits", weight=1, cross_entropy=0)``. From random weights a linear classifier
     stands still with it, and a detector ends five points behind: AP's slope vanishes where ranks are bad
-    (``rankgrad.detection.cold_start`` shows it). The log form has a slope from the start; cross entropy gives the
+    (``rankgrad figure cold-start`` shows it). The log form has a slope from the start; cross entropy gives the
     scores a scale that a threshold can use. With the default weight both together have twice the gradient of cross
     entropy alone in the first steps, 1.2 times in the last; at weight 1 it is four to seven times in the first,
     and the gain is lost (benchmarks/results, voc-choose).
@@ -87,7 +87,7 @@ class RegionLoss(nn.Module):
     Args:
         form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.
         rank: What is ranked; see :func:`class_log_odds`. Without cross entropy it is also the right score at test
-            time. Beside it softmax is: ranked odds score better early in training (on VOC's val pictures, after 5
+            time. Beside it softmax is: ranked odds score better early in training (on VOC's val images, after 5
             epochs, an AP50 of 63.2 against 62.2) and worse at its end (65.6 against 66.6 after 12).
         weight: Of the ranking loss.
         cross_entropy: Weight of the cross entropy; 0 leaves it out.

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.detection.roi_heads import RoIHeads
 
-from rankgrad.cuda_graphs import Graphed
 from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss, padded
+from rankgrad.graphs import Graphed
 
 #: Attributes that hold what the drop-in needs. They are no submodules: the state_dict stays torchvision's.
 LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"

@@ -58,7 +58,7 @@ class EmbeddingLoss(nn.Module):
             ref_embeddings: ``[R, dim]`` candidates instead of the batch itself.
             ref_labels: ``[R]``.
             query_index: ``[B]``: which row of the references each query is, to leave it out of its own list.
-            items: ``[B]`` integers >= 0: which picture each row of the batch is. Rows of one picture, which a
+            items: ``[B]`` integers >= 0: which image each row of the batch is. Rows of one image, which a
                 sampler may repeat, are left out of each other's lists.
         """
         check_batch(embeddings, labels, ref_embeddings, ref_labels, query_index, items)

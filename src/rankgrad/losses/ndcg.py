@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.metrics import GAINS, dcg_gain, worst_first
+from rankgrad.metrics.lists import GAINS, dcg_gain, worst_first
 from rankgrad.ranking import rank_loss
 
 

@@ -37,7 +37,7 @@ class ProxyRankingLoss(nn.Module):
         threshold: Height of the bars, a cosine similarity.
         pairs: Weight of the average precision loss among the items; 0 leaves it out.
         attraction: Weight of (1 - cosine similarity), averaged over the items of the same class, then over items
-            (two rows of one picture attract each other too); 0 leaves it out.
+            (two rows of one image attract each other too); 0 leaves it out.
         distributed: With several processes, take the batches of all of them as one. Every process has then the
             gradient of the whole batch at its proxies: leave this module out of DistributedDataParallel.
 
@@ -79,7 +79,7 @@ class ProxyRankingLoss(nn.Module):
         Args:
             embeddings: ``[B, embedding_size]``, any float dtype; L2-normalised here, in float32.
             labels: ``[B]`` integers from 0 to ``num_classes - 1``.
-            items: As in :class:`RecallLoss`: which picture each row is.
+            items: As in :class:`RecallLoss`: which image each row is.
         """
         check_batch(embeddings, labels, None, None, None, items)
         if embeddings.shape[1] != self.proxies.shape[1]:

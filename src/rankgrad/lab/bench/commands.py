@@ -1,0 +1,163 @@
+"""``rankgrad bench``: the tables, as text, Markdown and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from rankgrad.lab.bench import long_lists, retrieval, tables
+from rankgrad.lab.bench.complexity_table import complexity
+from rankgrad.lab.bench.tables import Cells, in_time
+from rankgrad.lab.training.checkpoint import write_text
+
+
+def _ratio(slow: float | None, fast: float | None) -> str:
+    return "-" if slow is None or fast is None else f"{slow / fast:.1f}x"
+
+
+def _size(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:,.0f} MiB"
+
+
+def _list_cells(table: list[long_lists.Row], gpu: bool) -> Cells:
+    head = ["n", "relevant", "plain", "reference", "engine", "plain / engine", "floor", "peak memory / gradient"]
+    head += ["replay", "replay with hint", "plain / replay", "launches"] if gpu else []
+    cells = [head]
+    for row in table:
+        line = [f"{row.n:,}", row.relevant, in_time(row.plain), in_time(row.reference)]
+        line.append(in_time(row.engine) if row.equal else "differs from the reference")
+        line += [_ratio(row.plain, row.engine), in_time(row.floor), f"{row.peak / (4 * row.n):.2f}"]
+        if gpu:
+            line += [in_time(row.replay), in_time(row.hinted), _ratio(row.plain, row.replay), str(row.launches)]
+        cells.append(line)
+    return cells
+
+
+def _retrieval_cells(table: list[retrieval.Row]) -> Cells:
+    cells = [["batch", "loss", "eager", "replay", "peak memory", ""]]
+    return cells + [
+        [f"{r.batch:,}", r.loss, in_time(r.eager), in_time(r.replay), _size(r.peak), r.note] for r in table
+    ]
+
+
+def _skew_cells(table: list[long_lists.Row]) -> Cells:
+    cells = [["n", "relevant", "random", "sorted", "one gap", "all equal"]]
+    for row in table:
+        if row.skew:
+            kinds = [in_time(row.skew[kind]) for kind in ("sorted", "one gap", "equal")]
+            cells.append([f"{row.n:,}", row.relevant, in_time(row.replay or row.engine), *kinds])
+    return cells
+
+
+def _paper_cells(table: list[long_lists.Row], device: str) -> Cells:
+    cells = [["n", "paper", "this machine, p = 1,000"]]
+    for n, paper in long_lists.PAPER[device].items():
+        mine = [r.engine for r in table if r.n == n and r.relevant == "1,000"]
+        if mine:
+            cells.append([f"{n:,}", in_time(paper), in_time(mine[0])])
+    return cells
+
+
+def bench(
+    context: typer.Context,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or both where there is a GPU")] = "both",
+    longest: Annotated[int, typer.Option(min=long_lists.LENGTHS[0], help="leave out longer lists")] = 10_000_000,
+    baselines_up_to: Annotated[int, typer.Option(help="time plain and reference up to this length")] = 10_000_000,
+    largest_batch: Annotated[int, typer.Option(help="leave out larger batches of embeddings")] = 16_384,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 = torch's choice")] = 0,
+    markdown: Annotated[Path | None, typer.Option(help="write the tables here as Markdown")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here as JSON")] = None,
+) -> None:
+    """Time the losses: the paper's table of list lengths, and batches of embeddings against baseline losses."""
+    if context.invoked_subcommand is not None:
+        return
+    if threads:
+        torch.set_num_threads(threads)
+    available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    if device not in ("both", *available):
+        raise typer.BadParameter(f"{device!r}; this machine has {', '.join(available)}", param_hint="--device")
+    sections: list[tuple[str, Cells]] = []
+    numbers: dict[str, Any] = {}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for name in available if device == "both" else [device]:
+            place = torch.device(name)
+            lengths = tuple(n for n in long_lists.LENGTHS if n <= longest)
+            batches = tuple(
+                b
+                for b in retrieval.BATCHES
+                if b <= (largest_batch if name == "cuda" else min(largest_batch, 1024))
+            )
+            task = progress.add_task(f"{name}: lists", total=4 * len(lengths))
+            table = []
+            for row in long_lists.rows(
+                place, lengths, baselines_up_to=baselines_up_to, skew_at=min(1_000_000, lengths[-1])
+            ):
+                table.append(row)
+                progress.advance(task)
+            task = progress.add_task(f"{name}: embeddings", total=(7 if name == "cuda" else 6) * len(batches))
+            pairs = []
+            for pair in retrieval.rows(place, batches):
+                pairs.append(pair)
+                progress.advance(task)
+            growth = {k: long_lists.growth(table, k) for k in long_lists.relevant_counts(lengths[0])}
+            exponents = [["relevant", "exponent of n, from 1M"]]
+            exponents += [[k, "-" if v is None else f"{v:.2f}"] for k, v in growth.items()]
+            title = tables.machine(place)
+            sections += [
+                (
+                    f"{title}: AP loss, forward + backward, one list of n scores",
+                    _list_cells(table, name == "cuda"),
+                ),
+                ("Growth", exponents),
+                ("Skewed scores", _skew_cells(table)),
+                ("Beside the paper's table", _paper_cells(table, name)),
+                (
+                    f"{title}: embeddings [batch, 512], 4 of a class, fp32, forward + backward",
+                    _retrieval_cells(pairs),
+                ),
+            ]
+            numbers[name] = {
+                "machine": title,
+                "lists": [dataclasses.asdict(r) for r in table],
+                "growth": growth,
+                "retrieval": [dataclasses.asdict(r) for r in pairs],
+            }
+            if name == "cuda":
+                small = retrieval.list_launches(place)
+                cells = [["replay", "eager", "launches"]]
+                cells.append([in_time(small["replay"]), in_time(small["eager"]), f"{small['launches']:.0f}"])
+                sections.append(("Recall loss from a 128 x 512 score matrix", cells))
+                numbers[name]["128 x 512"] = small
+    console = Console()
+    for title, cells in sections:
+        tables.show(console, title, cells)
+    command = "rankgrad " + " ".join(sys.argv[1:])
+    today = datetime.date.today().isoformat()
+    if markdown:
+        text = f"# rankgrad bench, {today}\n\n`{command}`\n"
+        text += "".join(
+            f"\n## {title}\n\n{tables.markdown(cells)}\n" for title, cells in sections if len(cells) > 1
+        )
+        write_text(markdown, text)
+    if json_file:
+        write_text(json_file, json.dumps({"date": today, "command": command, **numbers}, indent=1))
+    wrong = [r for n in numbers.values() for r in n["lists"] if not r["equal"]]
+    wrong += [r for n in numbers.values() for r in n["retrieval"] if "differs" in r["note"]]
+    if wrong:
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this room: ``bench`` alone measures our losses, its subcommands the rest."""
+    room = typer.Typer(invoke_without_command=True, callback=bench)
+    room.command()(complexity)
+    app.add_typer(room, name="bench")

@@ -1,0 +1,1 @@
+"""Object detection as a task of the command: VOC readers, the network, batches, evaluation, report."""

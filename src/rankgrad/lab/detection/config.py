@@ -1,0 +1,123 @@
+"""Settings of a detection run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rankgrad.lab.training.config import Count, NonNegative, Positive, RunConfig, Section
+
+
+class Data(Section):
+    """Which images and boxes, and how they are read."""
+
+    name: Literal["voc07", "voc0712", "voc"]
+    root: str | None = None
+    counts: Literal["protocol", "any"] = "protocol"  # refuse a data set of another size than the official one
+    broken: Literal["refuse", "skip"] = "refuse"  # files that are missing or cannot be read
+    cache: Literal["ram", "device", "none"] = "ram"  # where decoded images stay
+    workers: Count = 8  # threads that decode
+    train: str = "trainval"  # voc: the list in ImageSets/Main to train on
+    test: str = "test"  # voc: the list to test on
+    test_limit: Annotated[int, Field(ge=0)] = 0  # test on the first so many images only; 0: all
+
+
+class View(Section):
+    """From a decoded image to what the network sees."""
+
+    short: Count = 600  # pixels of the shorter side
+    long: Count = 1000  # at most so many pixels of the longer side
+    flip: bool = True
+    jitter: tuple[Positive, Positive] = (1.0, 1.0)  # training: each batch is shown at a random factor of the size
+
+    @model_validator(mode="after")
+    def _in_order(self) -> View:
+        if self.jitter[0] > self.jitter[1]:
+            raise ValueError(f"jitter: expected the smaller factor first, received {list(self.jitter)}")
+        return self
+
+
+class Batch(Section):
+    """How batches are drawn: images of like shape together."""
+
+    size: Count = 8
+    regions: Count = 512  # sampled of an image for the region classifier
+    test_size: Count = 16  # images at a time in evaluation
+
+
+class Model(Section):
+    """The network: Faster R-CNN with a feature pyramid."""
+
+    backbone: str = "resnet50"  # a ResNet of torchvision, resnext101_32x4d, or tiny
+    weights: str = "library"  # library, none, or a safetensors file
+    trainable: Annotated[int, Field(ge=0, le=5)] = 3  # layers of the backbone that are trained, from the last
+    pyramid: Count = 256  # channels of the feature pyramid
+    hidden: Count = 1024  # width of the region classifier's two layers
+    proposals: Count = 1000  # regions the RPN keeps of an image
+    detections: Count = 100  # most detections of an image
+    score_threshold: NonNegative = 0.05
+    nms_threshold: Positive = 0.5
+
+
+class Loss(Section):
+    """The region classifier's loss; see :class:`rankgrad.detection.RegionLoss` for all but the name."""
+
+    name: Literal["ranking", "cross_entropy"] = "ranking"
+    form: Literal["ap", "log_ap", "log", "loglog"] = "log_ap"
+    rank: Literal["odds", "softmax", "logits"] = "odds"
+    weight: Positive = 0.3
+    cross_entropy: NonNegative = 1.0
+    lam: Positive | None = None  # 0.5 without a window
+    window: Positive | None = None
+    margin: NonNegative = 0.15
+    memory: Annotated[int, Field(ge=0)] = 7
+    map_weight: NonNegative = 2.0
+    pooled_weight: NonNegative = 1.0
+
+    @model_validator(mode="after")
+    def _one_reach(self) -> Loss:
+        if self.lam is not None and self.window is not None:
+            raise ValueError(f"lam = {self.lam:g} and window = {self.window:g} exclude each other, say lam=null")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of the ranking loss."""
+        return {key: value for key, value in self.model_dump().items() if key != "name"}
+
+
+class Config(RunConfig):
+    """All settings of a detection run."""
+
+    task: Literal["detection"]
+    data: Data
+    view: View = View()
+    batch: Batch = Batch()
+    model: Model = Model()
+    loss: Loss = Loss()
+    scores: Literal["auto", "odds", "softmax", "logits"] = "auto"  # which scores choose the best checkpoint
+    target: NonNegative | None = None  # AP50 to expect, for the report
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        if self.compile:
+            raise ValueError(
+                "compile: a detector is not compiled, its batches have too many shapes; received true"
+            )
+        if self.view.short > self.view.long:
+            raise ValueError(f"view.short = {self.view.short} must not exceed view.long = {self.view.long}")
+        if self.loss.map_weight + self.loss.pooled_weight == 0:
+            raise ValueError("loss.map_weight, loss.pooled_weight: one of them must be > 0, received 0 and 0")
+        return self
+
+    def scoring(self) -> str:
+        """The scores that count: softmax where cross entropy is in the loss, else what is ranked."""
+        if self.scores != "auto":
+            return self.scores
+        alone = self.loss.name == "ranking" and not self.loss.cross_entropy
+        return self.loss.rank if alone else "softmax"
+
+    def scorings(self) -> tuple[str, ...]:
+        """Every run is judged with softmax scores and with odds, and with what it ranks."""
+        ranked = [self.loss.rank] if self.loss.name == "ranking" else []
+        return tuple(dict.fromkeys([self.scoring(), "softmax", "odds", *ranked]))

@@ -1,0 +1,216 @@
+"""Average precision of detections: Pascal VOC's (11 points and area) at IoU 0.5, and COCO's over 0.5 ... 0.95.
+
+All detections of a class, best first. VOC: a detection belongs to the object of its class that it overlaps
+most; the first one of an object with IoU >= 0.5 is right, every other one is wrong; one that belongs to a
+difficult object is neither. COCO: a detection takes the object that it overlaps most among those not yet taken,
+at each of ten thresholds; difficult objects are COCO's ignored ones. Boxes are edges, areas are plain products
+(see ``data.py`` for the devkit's + 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankgrad.lab.detection.data import Objects
+
+THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
+
+
+@dataclass(frozen=True)
+class DetectionMetrics:
+    """Average precisions of each class, ``[classes]``, NaN for a class without an object that counts.
+
+    Args:
+        area: VOC, area under the curve, IoU 0.5.
+        eleven: VOC 2007, mean of 11 points, IoU 0.5.
+        coco: COCO, ``[10, classes]``, 101 points, IoU 0.5 ... 0.95.
+        outcomes: For each image ``[D]``: 1 right, 0 wrong, -1 neither, of its detections by VOC's rule.
+        threshold: The score from which on detections of all classes together have the best F1.
+    """
+
+    area: Tensor
+    eleven: Tensor
+    coco: Tensor
+    outcomes: tuple[Tensor, ...]
+    threshold: float
+
+    def summary(self, suffix: str) -> dict[str, float]:
+        """Means over the classes in percent."""
+        return {
+            f"AP50 {suffix}": 100 * float(self.area.nanmean()),
+            f"AP50-11 {suffix}": 100 * float(self.eleven.nanmean()),
+            f"AP {suffix}": 100 * float(self.coco.nanmean()),
+        }
+
+
+def _iou(boxes: Tensor, others: Tensor) -> Tensor:
+    """Overlap of each box ``[D, 4]`` with its own row of others ``[D, G, 4]``, ``[D, G]``."""
+    boxes = boxes.unsqueeze(1)
+    sides = (
+        torch.minimum(boxes[..., 2:], others[..., 2:]) - torch.maximum(boxes[..., :2], others[..., :2])
+    ).clamp(0)
+    inside = sides.prod(-1)
+    area, other = ((b[..., 2:] - b[..., :2]).prod(-1) for b in (boxes, others))
+    return inside / (area + other - inside).clamp(min=1e-12)
+
+
+class _Table:
+    """Objects in rows of equal length, one row for each (image, class) that has any."""
+
+    def __init__(self, objects: Sequence[Objects], classes: int) -> None:
+        counts = torch.tensor([len(o.labels) for o in objects])
+        image = torch.arange(len(objects)).repeat_interleave(counts)
+        label = torch.cat([o.labels for o in objects]) - 1
+        boxes, hard = torch.cat([o.boxes for o in objects]).double(), torch.cat([o.difficult for o in objects])
+        order = (image * classes + label).argsort(stable=True)
+        keys, row = (image * classes + label)[order].unique_consecutive(return_inverse=True)
+        many = torch.bincount(row, minlength=len(keys))
+        column = torch.arange(len(row)) - (many.cumsum(0) - many)[row]
+        width = int(many.max()) if len(many) else 1
+        self.boxes = boxes.new_full((len(keys) + 1, width, 4), -1.0)  # the last row: no objects
+        self.boxes[row, column] = boxes[order]
+        self.exists = torch.zeros(len(keys) + 1, width, dtype=torch.bool)
+        self.exists[row, column] = True
+        self.difficult = torch.zeros_like(self.exists)
+        self.difficult[row, column] = hard[order]
+        self.row_of = torch.full((len(objects) * classes,), len(keys))
+        self.row_of[keys] = torch.arange(len(keys))
+        #: How many objects of each class count.
+        self.positives = torch.bincount(label[~hard], minlength=classes)
+
+
+def _voc_hits(iou: Tensor, rows: Tensor, table: _Table, threshold: float) -> tuple[Tensor, Tensor]:
+    """Which detections (best first) are right, and which are neither right nor wrong."""
+    overlap, best = iou.max(1)
+    close = overlap >= threshold
+    neither = close & table.difficult[rows, best]
+    owner = torch.where(close & ~neither, rows * table.boxes.shape[1] + best, -1)
+    return _first_of_each(owner), neither
+
+
+def _first_of_each(owner: Tensor) -> Tensor:
+    """The first place of each value >= 0."""
+    order = owner.argsort(stable=True)
+    sorted_owner = owner[order]
+    first = torch.ones_like(sorted_owner, dtype=torch.bool)
+    first[1:] = sorted_owner[1:] != sorted_owner[:-1]
+    out = torch.zeros_like(first)
+    out[order] = first & (sorted_owner >= 0)
+    return out
+
+
+def _coco_hits(iou: Tensor, rows: Tensor, table: _Table) -> tuple[Tensor, Tensor]:
+    """``[10, D]`` each: right, and neither. All (image, class) rows take their k-th best detection together."""
+    thresholds = torch.tensor(THRESHOLDS, dtype=iou.dtype, device=iou.device).unsqueeze(1)
+    right = torch.zeros(len(THRESHOLDS), len(iou), dtype=torch.bool, device=iou.device)
+    neither = torch.zeros_like(right)
+    taken = torch.zeros(len(THRESHOLDS), *table.exists.shape, dtype=torch.bool, device=iou.device)
+    order = rows.argsort(stable=True)
+    order = order[rows[order] < len(table.exists) - 1]  # where there is an object to take
+    many = torch.bincount(rows[order], minlength=len(table.exists))
+    turn = torch.arange(len(order), device=iou.device) - (many.cumsum(0) - many)[rows[order]]
+    for now in order[turn.argsort(stable=True)].split(torch.bincount(turn).tolist()):
+        row = rows[now]
+        hard = table.difficult[row]
+        overlap, best = iou[now].masked_fill(hard | taken[:, row], -1.0).max(2)  # [10, rows]
+        hit = overlap >= thresholds
+        right[:, now] = hit
+        neither[:, now] = ~hit & (iou[now].masked_fill(~hard, -1.0).max(1).values >= thresholds)
+        level, at = hit.nonzero(as_tuple=True)
+        taken[level, row[at], best[level, at]] = True
+    return right, neither
+
+
+def _precision_recall(right: Tensor, neither: Tensor, positives: int) -> tuple[Tensor, Tensor]:
+    """Precision and recall after each detection that counts, best first."""
+    right = right[~neither].double()
+    true = right.cumsum(0)
+    return true / torch.arange(1, len(true) + 1, device=true.device), true / positives
+
+
+def _envelope(precision: Tensor) -> Tensor:
+    """The best precision at this recall or a higher one."""
+    return precision.flip(0).cummax(0).values.flip(0)
+
+
+def _at(precision: Tensor, recall: Tensor, points: Tensor) -> Tensor:
+    """The best precision at a recall of at least each point; 0 where it is not reached."""
+    padded = torch.cat([_envelope(precision), precision.new_zeros(1)])
+    return padded[torch.searchsorted(recall, points.to(recall))]
+
+
+def voc_area(precision: Tensor, recall: Tensor) -> Tensor:
+    """Area under the envelope of the curve."""
+    steps = recall.diff(prepend=recall.new_zeros(1))
+    return (_envelope(precision) * steps).sum() if len(recall) else recall.new_zeros(())
+
+
+def voc_eleven(precision: Tensor, recall: Tensor) -> Tensor:
+    """Mean of the best precisions at recall 0, 0.1, ..., 1."""
+    return _at(precision, recall, torch.arange(11, dtype=torch.float64) / 10).mean()
+
+
+def coco_points(precision: Tensor, recall: Tensor) -> Tensor:
+    """Mean of the best precisions at recall 0, 0.01, ..., 1."""
+    # pycocotools' own numbers, of which some are a rounding above k / 100
+    return _at(precision, recall, torch.from_numpy(np.linspace(0, 1, 101))).mean()
+
+
+def evaluate(
+    detections: Sequence[dict[str, Tensor]], objects: Sequence[Objects], classes: int
+) -> DetectionMetrics:
+    """Average precision of each class.
+
+    Args:
+        detections: ``boxes [D, 4]``, ``labels [D]`` (from 1) and ``scores [D]`` of each image.
+        objects: What each image shows.
+        classes: How many classes there are.
+    """
+    if len(detections) != len(objects):
+        raise ValueError(f"detections: expected those of {len(objects)} images, received {len(detections)}")
+    table = _Table(objects, classes)
+    counts = torch.tensor([len(d["scores"]) for d in detections])
+    image = torch.arange(len(detections)).repeat_interleave(counts)
+    label = torch.cat([d["labels"].cpu() for d in detections]) - 1
+    boxes = torch.cat([d["boxes"].cpu() for d in detections]).double()
+    scores = torch.cat([d["scores"].cpu() for d in detections])
+    order = scores.argsort(descending=True, stable=True)
+    order = order[label[order].argsort(stable=True)]  # by class, best first
+    image, label, boxes = image[order], label[order], boxes[order]
+    rows = table.row_of[image * classes + label]
+    iou = _iou(boxes, table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
+    voc, voc_neither = _voc_hits(iou, rows, table, 0.5)
+    coco, coco_neither = _coco_hits(iou, rows, table)
+
+    area, eleven = (torch.full((classes,), torch.nan, dtype=torch.float64) for _ in range(2))
+    levels = torch.full((len(THRESHOLDS), classes), torch.nan, dtype=torch.float64)
+    ends = torch.bincount(label, minlength=classes).cumsum(0).tolist()
+    for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        positives = int(table.positives[number])
+        if not positives:
+            continue
+        part = slice(begin, end)
+        curve = _precision_recall(voc[part], voc_neither[part], positives)
+        area[number], eleven[number] = voc_area(*curve), voc_eleven(*curve)
+        for level in range(len(THRESHOLDS)):
+            curve = _precision_recall(coco[level, part], coco_neither[level, part], positives)
+            levels[level, number] = coco_points(*curve)
+    outcomes = torch.empty(len(order), dtype=torch.int8)
+    outcomes[order] = voc.to(torch.int8) - voc_neither.to(torch.int8)
+    threshold = _best_threshold(scores, outcomes, int(table.positives.sum()))
+    return DetectionMetrics(area, eleven, levels, outcomes.split(counts.tolist()), threshold)
+
+
+def _best_threshold(scores: Tensor, outcomes: Tensor, positives: int) -> float:
+    """Where 2 right / (kept + positives) is largest; infinity if nothing is right."""
+    counted = outcomes >= 0
+    scores, order = scores[counted].sort(descending=True, stable=True)
+    right = (outcomes[counted][order] == 1).double().cumsum(0)
+    if not len(right) or not float(right[-1]):
+        return float("inf")
+    return float(scores[(right / (torch.arange(1, len(right) + 1) + positives)).argmax()])

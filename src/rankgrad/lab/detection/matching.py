@@ -1,0 +1,84 @@
+"""Boxes of a whole batch against its objects, without a loop over images and without waiting for the device.
+
+Objects are padded to rows of equal length; what torchvision does image by image with masks and ``where``
+happens here for all images at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Objects of a batch: ``boxes [B, G, 4]``, ``labels [B, G]``, ``exists [B, G]``; G is at least 1."""
+
+    boxes: Tensor
+    labels: Tensor
+    exists: Tensor
+
+    @staticmethod
+    def of(targets: list[dict[str, Tensor]]) -> Truth:
+        """From torchvision's targets."""
+        boxes, labels = [t["boxes"] for t in targets], [t["labels"] for t in targets]
+        most = max(1, *(len(b) for b in boxes))
+        exists = torch.arange(most).unsqueeze(0) < torch.tensor([len(b) for b in boxes]).unsqueeze(1)
+        padded = pad_sequence(boxes, batch_first=True)
+        if padded.shape[1] == 0:
+            padded = padded.new_zeros(len(boxes), 1, 4)
+            return Truth(padded, labels[0].new_zeros(len(boxes), 1), exists.to(padded.device))
+        exists = exists.to(padded.device, non_blocking=True)
+        return Truth(padded, pad_sequence(labels, batch_first=True), exists)
+
+
+def overlaps(truth: Truth, boxes: Tensor) -> Tensor:
+    """Intersection over union, ``[B, G, N]``, of objects with boxes ``[B or 1, N, 4]``; -1 where no object is."""
+    a, b = truth.boxes.unsqueeze(2), boxes.unsqueeze(1)
+    sides = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0)
+    inside = sides[..., 0] * sides[..., 1]
+    areas = [(c[..., 2] - c[..., 0]) * (c[..., 3] - c[..., 1]) for c in (a, b)]
+    return (inside / (areas[0] + areas[1] - inside)).masked_fill(~truth.exists.unsqueeze(2), -1.0)
+
+
+def matches(iou: Tensor, *, high: float, low: float, keep_best: bool) -> tuple[Tensor, Tensor]:
+    """The object of each box, and whether it is foreground, by torchvision's ``Matcher``.
+
+    Args:
+        iou: ``[B, G, N]``, -1 where no object is.
+        high: A box that overlaps its best object at least so much is foreground.
+        low: Less than that is background; between the two is neither.
+        keep_best: The boxes that overlap an object most are foreground however little it is.
+
+    Returns:
+        ``[B, N]`` numbers of the best objects, and ``[B, N]`` int8: 1 foreground, 0 background, -1 neither.
+    """
+    value, best = iou.max(1)
+    kind = (value >= high).to(torch.int8) - ((value >= low) & (value < high)).to(torch.int8)
+    if keep_best:
+        most = iou.amax(2, keepdim=True)
+        kind = torch.where(((iou == most) & (most >= 0)).any(1), 1, kind)
+    return best, kind
+
+
+def sample(kind: Tensor, *, size: int, positives: int) -> tuple[Tensor, Tensor]:
+    """A random choice of foreground and background in each image, as torchvision's balanced sampler makes it.
+
+    Args:
+        kind: ``[B, N]``: 1 foreground, 0 background, -1 neither.
+        size: How many in all; background fills up what foreground leaves.
+        positives: How many of them foreground at most.
+
+    Returns:
+        ``[B, S]`` columns, those of the foreground first, and ``[B, S]`` whether there was one to choose.
+    """
+    key = torch.rand(kind.shape, device=kind.device)
+    most = kind.shape[1]
+    front, columns = key.masked_fill(kind != 1, -1.0).topk(min(positives, most), dim=1)
+    back, others = key.masked_fill(kind != 0, -1.0).topk(min(size, most), dim=1)
+    chosen = front >= 0
+    room = torch.arange(back.shape[1], device=kind.device) < size - chosen.sum(1, keepdim=True)
+    return torch.cat([columns, others], 1), torch.cat([chosen, (back >= 0) & room], 1)

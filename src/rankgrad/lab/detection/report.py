@@ -1,0 +1,308 @@
+"""What a detection run adds to its report: results, AP by class, gradients, detections; alone or beside
+others."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankgrad.lab.detection.config import Config
+from rankgrad.lab.detection.evaluate import DetectionMetrics
+from rankgrad.lab.detection.paper import TABLE
+from rankgrad.lab.report import page
+from rankgrad.lab.report.curves import chart
+from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.lab.training.log import read_table
+from rankgrad.lab.vision.images import Store
+
+_SHOWN, _SIDE = 8, 320
+_METRICS = ("AP50", "AP50-11", "AP")
+_COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666")
+
+_STYLE = """<style>
+.scene { display: flex; flex-wrap: wrap; gap: 12px; margin: 10px 0 16px; }
+.scene figure { margin: 0; } .scene svg { display: block; border-radius: 6px; }
+.scene figcaption { font-size: 12px; color: var(--soft); max-width: 320px; }
+.scene rect { fill: none; stroke-width: 2.5; vector-effect: non-scaling-stroke; }
+.scene .right { stroke: #35d06a; } .scene .wrong { stroke: #ff4d3d; }
+.scene .missed { stroke: #ffd43b; stroke-dasharray: 5 4; }
+.scene .neither { stroke: #cfd4dc; stroke-dasharray: 2 3; }
+.scene text { font: 600 11px system-ui, sans-serif; fill: #fff; }
+.scene text { paint-order: stroke; stroke: #000c; stroke-width: 3px; }
+</style>"""
+
+
+def _image(source: Store, row: int) -> tuple[str, float, int, int]:
+    """A small JPEG as a data URL, its scale, width and height."""
+    from PIL import Image
+
+    image = Image.fromarray(source.image(row).cpu().numpy())
+    scale = _SIDE / max(image.size)
+    image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode(), scale, *image.size
+
+
+def write_examples(
+    folder: Path,
+    source: Any,
+    classes: Sequence[str],
+    scores: str,
+    found: dict[str, list[dict[str, torch.Tensor]]],
+    metrics: dict[str, DetectionMetrics],
+) -> None:
+    """Keep the average precisions of the classes as ``classes.json``, and some detections as ``detections.json``.
+
+    Args:
+        folder: Of the run.
+        source: The test images with their scenes.
+        classes: Their names.
+        scores: Which way of scoring is shown on images.
+        found: Detections for each way of scoring.
+        metrics: Their average precisions.
+    """
+    table = {
+        name: {
+            metric: dict(zip(classes, _percent(values), strict=True))
+            for metric, values in zip(_METRICS, (one.area, one.eleven, one.coco.mean(0)), strict=True)
+        }
+        for name, one in metrics.items()
+    }
+    write_text(folder / "classes.json", json.dumps(table))
+    judged, objects = metrics[scores], source.scenes.objects
+    rows = [row for row, o in enumerate(objects) if bool((~o.difficult).any())]
+    shuffled = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+    chosen = {"examples": sorted(rows[i] for i in shuffled[:_SHOWN])}
+    right = math.isfinite(judged.threshold)
+    every = torch.cat([one["scores"] for one in found[scores]])
+    surest = every.topk(min(len(every), len(rows))).values  # on average one on an image
+    threshold = judged.threshold if right else float(surest.min()) if len(surest) else 0.0
+    wrong = {row: _best_wrong(found[scores][row], judged, row) for row in range(len(objects))}
+    seen = [row for row in wrong if wrong[row] >= threshold]
+    chosen["hardest"] = sorted(seen, key=lambda row: -wrong[row])[: _SHOWN // 2]
+    written: dict[str, Any] = {"threshold": threshold, "scores": scores, "right": right}
+    for heading, kept in chosen.items():
+        written[heading] = [_scene(source, row, classes, found[scores][row], judged, threshold) for row in kept]
+    write_text(folder / "detections.json", json.dumps(written))
+
+
+def _percent(values: torch.Tensor) -> list[float | None]:
+    return [None if value != value else 100 * value for value in values.tolist()]
+
+
+def _best_wrong(one: dict[str, torch.Tensor], metrics: DetectionMetrics, row: int) -> float:
+    """The highest score of a wrong detection on an image."""
+    scores = one["scores"][metrics.outcomes[row] == 0]
+    return float(scores.max()) if len(scores) else -1.0
+
+
+def _scene(
+    source: Any,
+    row: int,
+    classes: Sequence[str],
+    one: dict[str, torch.Tensor],
+    metrics: DetectionMetrics,
+    threshold: float,
+) -> dict[str, Any]:
+    """An image with its detections above the threshold and the objects that none of them found."""
+    from torchvision.ops import box_iou
+
+    image, scale, wide, high = _image(source, row)
+    objects = source.scenes.objects[row]
+    kept = one["scores"] >= threshold
+    boxes = [
+        {
+            "box": [round(v * scale, 1) for v in box],
+            "name": classes[label - 1],
+            "score": round(score, 3),
+            "kind": {1: "right", 0: "wrong", -1: "neither"}[outcome],
+        }
+        for box, label, score, outcome in zip(
+            one["boxes"][kept].tolist(),
+            one["labels"][kept].tolist(),
+            one["scores"][kept].tolist(),
+            metrics.outcomes[row][kept].tolist(),
+            strict=True,
+        )
+    ]
+    close = (box_iou(objects.boxes, one["boxes"][kept]) >= 0.5) & (objects.labels[:, None] == one["labels"][kept])
+    for number in ((~close.any(1)) & ~objects.difficult).nonzero().flatten().tolist():
+        box = [round(v * scale, 1) for v in objects.boxes[number].tolist()]
+        boxes.append({"box": box, "name": classes[int(objects.labels[number]) - 1], "kind": "missed"})
+    return {
+        "name": source.scenes.names[row],
+        "image": image,
+        "width": wide,
+        "height": high,
+        "boxes": boxes,
+    }
+
+
+def _drawn(scene: dict[str, Any], whose: str) -> str:
+    marks = {"right": "\u2713 ", "wrong": "\u2717 ", "missed": "missed ", "neither": "difficult "}
+    parts = []
+    for box in scene["boxes"]:
+        left, top, right, bottom = box["box"]
+        size = f'width="{right - left:.1f}" height="{bottom - top:.1f}"'
+        parts.append(f'<rect class="{box["kind"]}" x="{left}" y="{top}" {size}/>')
+    for box in scene["boxes"]:  # words above all rectangles
+        left, top = max(box["box"][0], 0) + 3, max(box["box"][1], 0) + 13
+        score = f" {box['score']:.2f}" if "score" in box else ""
+        parts.append(f'<text x="{left}" y="{top}">{marks[box["kind"]]}{escape(box["name"])}{score}</text>')
+    size = f'width="{scene["width"]}" height="{scene["height"]}"'
+    name = escape(scene["name"])
+    return (
+        f'<figure><svg {size} role="img" aria-label="{name}"><image href="{scene["image"]}" {size}/>'
+        f"{''.join(parts)}</svg><figcaption>{escape(whose)}</figcaption></figure>"
+    )
+
+
+def _scenes(runs: dict[str, dict[str, Any]], heading: str) -> str:
+    """The images of this run (the last one) as the runs before see them, then as it does itself."""
+    own = list(runs)[-1]
+    out = []
+    for scene in runs[own][heading]:
+        figures = []
+        for name, seen in runs.items():
+            same = [s for s in (*seen["examples"], *seen["hardest"]) if s["name"] == scene["name"]]
+            figures += (
+                [_drawn(same[0], f"{scene['name']}: {name}" if len(runs) > 1 else scene["name"])] if same else []
+            )
+        out.append(f'<div class="scene">{"".join(figures)}</div>' if len(runs) > 1 else "".join(figures))
+    return "".join(out) if len(runs) > 1 else f'<div class="scene">{"".join(out)}</div>'
+
+
+def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
+    """Horizontal bars as SVG: a group for each class, a bar for each run, in percent."""
+    names = list(dict.fromkeys(name for of_run in reversed(values.values()) for name in of_run))  # its own first
+    longest = max(map(len, names), default=0)
+    thick, gap, left, width = max(5, 15 // len(values)), 7, max(96, 14 + 6 * longest), 780
+    row = thick * len(values) + gap
+    height = 46 + row * len(names)
+    parts = [f'<text x="0" y="14" style="font-weight:600">{escape(title)}</text>']
+    at = float(left)
+    for number, run in enumerate(values):
+        colour = _COLOURS[number % len(_COLOURS)]
+        parts.append(f'<rect x="{at}" y="22" width="10" height="10" fill="{colour}"/>')
+        parts.append(f'<text x="{at + 15}" y="31">{escape(run)}</text>')
+        at += 30 + 6.6 * len(run)
+    for line in range(0, 101, 20):
+        x = left + (width - left - 50) * line / 100
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="38" y2="{height - 4}" stroke="#e3e6ec"/>')
+    for place, name in enumerate(names):
+        top = 42 + place * row
+        middle = top + (row - gap) / 2 + 4
+        parts.append(f'<text x="{left - 8}" y="{middle:.1f}" text-anchor="end">{escape(name)}</text>')
+        for number, of_run in enumerate(values.values()):
+            value = of_run.get(name)
+            if value is None:
+                continue
+            wide, y = (width - left - 50) * value / 100, top + number * thick
+            colour = _COLOURS[number % len(_COLOURS)]
+            parts.append(
+                f'<rect class="bar" x="{left}" y="{y}" width="{wide:.1f}" height="{thick - 1}" fill="{colour}">'
+                f"<title>{escape(name)} {value:.1f}</title></rect>"
+            )
+        told = " / ".join("-" if (v := of_run.get(name)) is None else f"{v:.1f}" for of_run in values.values())
+        best = max((v for of_run in values.values() if (v := of_run.get(name)) is not None), default=0.0)
+        parts.append(f'<text x="{left + (width - left - 50) * best / 100 + 5:.1f}" y="{middle:.1f}">{told}</text>')
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width + 20 * len(values)} {height}"'
+    return f'<div class="wide"><svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></div>'
+
+
+def _called(run: Path) -> str:
+    """The name of a run's folder; a restart's with the one it is in."""
+    return f"{run.parent.name}/{run.name}" if run.name.startswith("seed-") else run.name
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
+    """AP of this run and others, both ways of scoring, with the paper's rows."""
+    header, cells, own = ["loss", "scores", *_METRICS], [], []
+    paper = TABLE.get((config.data.name, config.model.backbone))
+    if paper is not None:
+        for name, value in zip(("paper, cross entropy", "paper, RaMBO"), paper, strict=True):
+            cells.append([name, "", value, None, None])
+    for folder in (*beside, run):
+        result = _json(folder / "result.json") or {}
+        for which, label in (("best", "best evaluation"), ("last", "last epoch")):
+            row = result.get(which)
+            for scores in ("softmax", "odds", "logits"):
+                if row and f"AP50 {scores}" in row:
+                    own += [len(cells)] if folder == run else []
+                    whose = "this run" if folder == run else _called(folder)
+                    name = f"{whose}, {label} (epoch {row['epoch']:.0f})"
+                    cells.append([name, scores, *(row.get(f"{m} {scores}") for m in _METRICS)])
+    note = (
+        "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points, AP the mean "
+        "over IoU 0.5 to 0.95. Scores: softmax probabilities, or the odds of a class against the background."
+    )
+    if paper is not None:
+        note += " The paper's rows: mmdetection, mean of three restarts."
+    if config.target is not None:
+        note += f" The recipe expects AP50 of about {config.target:g}."
+    if config.data.counts == "any" and paper is not None:
+        note += " The size of the data set was not checked: the rows may not compare."
+    return page.table(header, cells, own=own) + f"<p>{escape(note)}</p>"
+
+
+def _gradients(runs: dict[str, Path]) -> str:
+    """How large the gradient at the class logits is, and how large cross entropy's would be."""
+    charts = []
+    for name, folder in runs.items():
+        rows = [row for row in read_table(folder / "steps.csv") if "logit_gradient" in row]
+        series = {
+            "this loss": [(row["step"], row["logit_gradient"]) for row in rows],
+            "cross entropy's": [(row["step"], row["logit_gradient_ce"]) for row in rows],
+        }
+        charts.append(chart(f"norm at the class logits: {name}", series, "step", smooth=True))
+    told = "Norm of the loss's gradient at the class logits of a batch, and of the one cross entropy has there."
+    return f'<div class="charts">{"".join(charts)}</div><p>{told}</p>'
+
+
+def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
+    """(heading, HTML) of a detection run; ``beside``: other runs to compare with, shown before it."""
+    folders = (*beside, run)
+    names = {_called(folder) if beside else "this run": folder for folder in folders}
+    if len(names) < len(folders):  # of the same name in different places
+        names = {str(folder): folder for folder in folders}
+    out = [("Result, %", _results(run, config, beside))]
+    by_class = {name: _json(folder / "classes.json") for name, folder in names.items()}
+    by_class = {name: found for name, found in by_class.items() if found}
+    if by_class:
+        drawn = [
+            bars({name: found[scores]["AP50"] for name, found in by_class.items()}, f"AP50, {scores} scores")
+            for scores in ("softmax", "odds")
+        ]
+        out.append(("Average precision by class, %", "".join(drawn)))
+    if config.precision != "fp16":
+        out.append(("Gradients at the classifier", _gradients(names)))
+    seen = {name: found for name, folder in names.items() if (found := _json(folder / "detections.json"))}
+    if seen and (run / "detections.json").is_file():
+        told = " ".join(f"{f'{name}: ' if beside else ''}{_shown_from(found)}" for name, found in seen.items())
+        marks = (
+            "\u2713 green is right, \u2717 red is wrong, dashed yellow was missed, grey is of a difficult object."
+        )
+        above = f"{_STYLE}<p>{escape(told)} {marks}</p>"
+        for heading, title in (("examples", "Detections"), ("hardest", "The surest mistakes")):
+            if list(seen.values())[-1][heading]:
+                out.append((title, above + _scenes(seen, heading)))
+    return out
+
+
+def _shown_from(found: dict[str, Any]) -> str:
+    """Which detections of a run are drawn."""
+    why = "where F1 over all classes is best" if found["right"] else "the surest: none of all detections is right"
+    return f"Detections with a score ({found['scores']}) of at least {found['threshold']:.2g}, {why}."

@@ -1,0 +1,311 @@
+"""Detection as a task of the training loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rankgrad import distributed
+from rankgrad.detection.drop_in import use_ranking_loss
+from rankgrad.detection.inference import detections_of
+from rankgrad.detection.region_loss import RegionLoss
+from rankgrad.lab.detection import data, model
+from rankgrad.lab.detection.batches import AspectSampler, canvas, place_boxes
+from rankgrad.lab.detection.config import Config, Data
+from rankgrad.lab.detection.data import Objects, Scenes
+from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
+from rankgrad.lab.training import log, optim
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.task import Task
+from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
+
+Detections = list[dict[str, Tensor]]
+
+#: Steps from one look at the sizes of gradients to the next, NaN in between: a look is ten launches, about as many
+#: as Python makes for the recorded loss itself.
+WATCH_EVERY = 10
+
+
+class SceneSource(Store):
+    """The images of a split with their objects."""
+
+    def __init__(
+        self, scenes: Scenes, config: Data, device: torch.device, progress: Callable[[int], None]
+    ) -> None:
+        annotated = dict(zip(scenes.sources, scenes.sizes, strict=True))
+
+        def read(source: Path | Tensor) -> Tensor:
+            if isinstance(source, Tensor):
+                return source
+            image = decode(source)
+            size = image.shape[1], image.shape[0]
+            if any(math.isfinite(b) and a != b for a, b in zip(size, annotated[source], strict=True)):
+                width, height = annotated[source]
+                raise ValueError(f"{size[0]} x {size[1]} pixels, {width:g} x {height:g} in the annotation")
+            return image
+
+        super().__init__(
+            scenes.sources,
+            scenes.names,
+            read,
+            cache=config.cache,
+            workers=config.workers,
+            device=device,
+            progress=progress,
+        )
+        self.scenes = scenes.take(self.kept) if self.faults else scenes
+
+    def ratios(self) -> Tensor:
+        """Width / height of each image."""
+        return self.shapes[:, 1] / self.shapes[:, 0]
+
+
+@lru_cache(maxsize=1)
+def read_sources(
+    config: Data, device: torch.device, classes: tuple[str, ...] | None = None
+) -> tuple[SceneSource | None, SceneSource, tuple[str, ...]]:
+    """Training images (not for the ``classes`` of a checkpoint), test images and the classes.
+
+    Kept, so that restarts need not read again.
+    """
+    splits = data.read(config, classes)
+    wanted = (splits.train, splits.test)
+    total = sum(len(scenes) for scenes in wanted if scenes is not None)
+    with log.progress("reading images", total, 0, show=distributed.rank() == 0) as bar:
+        if splits.faults:
+            bar.say(f"skipped {len(splits.faults)} annotations: {'; '.join(splits.faults[:5])}")
+        done = 0
+        sources: list[SceneSource | None] = []
+        for scenes in wanted:
+            if scenes is None:
+                sources.append(None)
+                continue
+            source = SceneSource(scenes, config, device, lambda count, before=done: bar.advance(before + count))  # type: ignore[misc]
+            done += len(scenes)
+            sources.append(source)
+        if skipped := leave_out(sources, total, config.broken):
+            bar.say(skipped)
+        for one in sources:
+            if one is not None and not len(one.scenes):
+                raise UserError(f"--data: {listed(one.faults, len(one.faults))}")
+    assert sources[1] is not None
+    return sources[0], sources[1], splits.classes
+
+
+def detect(
+    network: model.Detector,
+    source: SceneSource,
+    config: Config,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, Detections]:
+    """Detections on all images of a source, for each way of scoring; processes share the work.
+
+    Boxes are in pixels of the files; everything is on the CPU. The network runs once for all scorings.
+    ``progress`` is called with the number of images done so far.
+    """
+    network.eval()
+    order = source.ratios().argsort(stable=True)  # like shapes together
+    # whole batches are shared out: what metrics beside an image decides the size of its canvas
+    mine = order.split(config.batch.test_size)[distributed.rank() :: distributed.count()]
+    found: dict[str, dict[int, dict[str, Tensor]]] = {scores: {} for scores in config.scorings()}
+    with torch.inference_mode():
+        for at, rows in enumerate(mine):
+            view = canvas(source.fetch(rows, mine[at + 1] if at + 1 < len(mine) else None), None, config.view)
+            with optim.autocast(config.precision, source.device):
+                logits, regression, proposals = network.regions(view.images, view.sizes)
+            for scores, out in found.items():
+                detected = detections_of(network.roi_heads, logits, regression, proposals, view.sizes, scores)
+                out.update(zip(rows.tolist(), _in_files(detected, view.scales), strict=True))
+            progress(sum(map(len, mine[: at + 1])))
+    return {scores: [out[row] for row in range(len(source.scenes))] for scores, out in _everyone(found).items()}
+
+
+def _in_files(detected: Detections, scales: Tensor) -> Detections:
+    """Boxes in pixels of the files, on the CPU in one transfer."""
+    counts = [len(one["scores"]) for one in detected]
+    packed = torch.cat(
+        [torch.cat([d["boxes"], d["scores"].unsqueeze(1), d["labels"].unsqueeze(1)], dim=1) for d in detected]
+    ).cpu()
+    return [
+        {"boxes": part[:, :4] / scale.repeat(2), "scores": part[:, 4], "labels": part[:, 5].long()}
+        for part, scale in zip(packed.split(counts), scales, strict=True)
+    ]
+
+
+def _everyone(
+    found: dict[str, dict[int, dict[str, Tensor]]],
+) -> dict[str, dict[int, dict[str, Tensor]]]:
+    """What all processes found."""
+    if not distributed.active():
+        return found
+    parts: list[Any] = [None] * distributed.count()
+    torch.distributed.all_gather_object(parts, found)
+    return {scores: {row: one for part in parts for row, one in part[scores].items()} for scores in found}
+
+
+class DetectionTask(Task):
+    """Train a Faster R-CNN; see :class:`rankgrad.lab.training.loop.Task`.
+
+    Args:
+        config: The settings.
+        device: Where to train.
+    """
+
+    same_shapes = False  # a batch is as large as its largest image
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.headline = f"AP50 {config.scoring()}"
+        if config.batch.size % distributed.count():
+            several = f"a multiple of the {distributed.count()} processes"
+            raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
+        train, self.test, self.classes = read_sources(config.data, device)
+        assert train is not None
+        self.source = train
+        self.objects = [_without_difficult(objects) for objects in train.scenes.objects]
+        try:
+            self.sampler = AspectSampler(train.ratios(), size=config.batch.size, seed=config.seed)
+        except ValueError as error:
+            raise UserError(f"batch.{error}") from None
+        self.steps_per_epoch = len(self.sampler)
+        self.items_per_step = config.batch.size
+        self.network, self._notes = model.build(
+            config.model, config.view, regions=config.batch.regions, classes=self.classes, seed=config.seed
+        )
+        self.network.to(device)
+        if device.type == "cuda":
+            self.network = self.network.to(memory_format=torch.channels_last)
+        self.loss: nn.Module = nn.Identity()  # cross entropy: torchvision's own, nothing is exchanged
+        self.parts: dict[str, Tensor] = {}
+        self._unknown = torch.tensor(torch.nan, device=device)
+        self._watched = True
+        if config.loss.name == "ranking":
+            self.loss = RegionLoss(**config.loss.options(), distributed=True).to(device)
+            use_ranking_loss(self.network, self.loss)
+            self.network.roi_heads.replayed_loss.register_forward_pre_hook(self._watch_ranking)
+        else:
+            self.network.roi_heads.box_predictor.register_forward_hook(self._watch_cross_entropy)
+        self._measured: tuple[dict[str, Tensor], dict[str, Detections], dict[str, DetectionMetrics]] | None = None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """All parameters that are trained, at one rate."""
+        return [{"params": [p for p in self.network.parameters() if p.requires_grad]}]
+
+    def _watch_ranking(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Note the size of the gradient at the class logits, and of the one cross entropy would give."""
+        logits, labels, *mask = inputs
+        if not (self._watched and logits.requires_grad):
+            return
+        wrong = logits.detach().softmax(1) - F.one_hot(labels, logits.shape[1])
+        there = mask[0] if mask else torch.ones_like(labels, dtype=torch.bool)
+        self.parts["logit_gradient_ce"] = (wrong * there.unsqueeze(1)).norm() / there.sum().clamp(min=1)
+        self._watch(logits)
+
+    def _watch_cross_entropy(self, module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        if self._watched and output[0].requires_grad:
+            self._watch(output[0], "logit_gradient_ce")
+
+    def _watch(self, logits: Tensor, *also: str) -> None:
+        def note(gradient: Tensor) -> None:
+            self.parts.update(dict.fromkeys(("logit_gradient", *also), gradient.detach().norm()))
+
+        logits.register_hook(note)
+
+    def batch_loss(self, network: nn.Module, step: int) -> Tensor:
+        """Resize and mirror this process's part of a batch, and take all losses of the detector."""
+        everyone = self.sampler.at(step)
+        mine = distributed.share(everyone)
+        images = self.source.fetch(mine, distributed.share(self.sampler.at(step + 1)))
+        seed = np.random.SeedSequence([self.config.seed, step, 1]).generate_state(1, np.uint64)[0]
+        generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
+        flips = torch.rand(len(everyone), generator=generator) < (0.5 if self.config.view.flip else 0.0)
+        flips = distributed.share(flips)
+        smallest, largest = self.config.view.jitter
+        factor = smallest + (largest - smallest) * float(torch.rand((), generator=generator))
+        view = canvas(images, flips, self.config.view, factor)
+        objects = [self.objects[row] for row in mine.tolist()]
+        targets = self._targets(place_boxes([o.boxes for o in objects], view, flips), objects)
+        self._watched = step % WATCH_EVERY == 0
+        self.parts.clear()
+        self.parts.update(dict.fromkeys(("logit_gradient", "logit_gradient_ce"), self._unknown))
+        losses = network(view.images, view.sizes, targets)
+        self.parts.update({name: value.detach() for name, value in losses.items()})
+        total: Tensor = torch.stack([value.float() for value in losses.values()]).sum()
+        return total
+
+    def _targets(self, boxes: list[Tensor], objects: list[Objects]) -> list[dict[str, Tensor]]:
+        """Boxes and labels on the device, in one transfer each."""
+        counts = [len(b) for b in boxes]
+        there = sent(torch.cat(boxes), self.device).split(counts)
+        labels = sent(torch.cat([o.labels for o in objects]), self.device).split(counts)
+        return [{"boxes": b, "labels": c} for b, c in zip(there, labels, strict=True)]
+
+    def measure(self) -> tuple[dict[str, Detections], dict[str, DetectionMetrics]]:
+        """Detections on the test images and their average precisions, for each way of scoring."""
+        weights = {name: value.clone() for name, value in self.network.state_dict().items()}
+        if self._measured is not None and all(torch.equal(weights[n], v) for n, v in self._measured[0].items()):
+            return self._measured[1:]  # the best weights are often those just measured
+        found = detect(self.network, self.test, self.config)
+        metrics = {s: evaluate(f, self.test.scenes.objects, len(self.classes)) for s, f in found.items()}
+        self._measured = (weights, found, metrics)
+        return found, metrics
+
+    def evaluate(self) -> dict[str, float]:
+        """AP50 (area, 11 points) and COCO's AP in percent, for each way of scoring."""
+        return {k: v for scores, one in self.measure()[1].items() for k, v in one.summary(scores).items()}
+
+    def metadata(self) -> dict[str, Any]:
+        """What the network needs to be built again."""
+        return self._notes
+
+    def finish(self, folder: Path) -> None:
+        """Write the average precisions of the classes and some detections, for the report."""
+        from rankgrad.lab.detection.report import write_examples
+
+        found, metrics = self.measure()
+        if distributed.rank() == 0:
+            write_examples(folder, self.test, self.classes, self.config.scoring(), found, metrics)
+
+    @classmethod
+    def listing(cls) -> dict[str, dict[str, str]]:
+        """Losses and data sets, a line each."""
+        losses = {
+            "ranking": "mAP and pooled AP of the regions' class scores beside cross entropy; form, rank, ...",
+            "cross_entropy": "torchvision's own",
+        }
+        return {"loss": losses, "data set": dict(data.READERS)}
+
+    @classmethod
+    def evaluate_checkpoint(
+        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
+    ) -> dict[str, float]:
+        """The metrics of a checkpoint on its data set's test images."""
+        regions = config.batch.regions
+        network = model.rebuild(config.model, config.view, regions=regions, notes=notes, weights=weights).to(
+            device
+        )
+        _, source, classes = read_sources(config.data, device, tuple(notes["classes"]))
+        with log.progress("detecting", len(source.scenes), 0, show=True) as bar:
+            found = detect(network, source, config, bar.advance)
+        metrics = {scores: evaluate(f, source.scenes.objects, len(classes)) for scores, f in found.items()}
+        return {key: value for scores, one in metrics.items() for key, value in one.summary(scores).items()}
+
+    @classmethod
+    def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
+        """The result, average precision by class, gradients and detections, of this run and others."""
+        from rankgrad.lab.detection.report import sections
+
+        return sections(run, config, beside)
+
+
+def _without_difficult(objects: Objects) -> Objects:
+    kept = ~objects.difficult
+    return Objects(objects.boxes[kept], objects.labels[kept], objects.difficult[kept])

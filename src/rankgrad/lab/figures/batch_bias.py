@@ -1,0 +1,134 @@
+"""The mAP that a small batch sees is not the data set's: how far off it is, and what memory does about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankgrad import metrics
+from rankgrad.lab.figures import style
+from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.training.errors import UserError
+from rankgrad.pairs import retrieval_pairs
+
+MEMORIES = (0, 3, 7)
+_CHUNK = 512
+
+CAPTION = """mAP that a batch of {data} sees, its items as queries and as candidates, against the size of the
+batch. Lines are the mean over random batches, bands one standard deviation; the dashed line is the mAP of all
+{n:,} items, which is what one wants to improve. What to see: a small batch is optimistic, because few wrong
+items are there to stand ahead of a right one, and noisy. Memory (the last batches as further candidates) brings
+the mean nearer to the data set's: a batch with a memory of 3 has the bias of a batch four times as large."""
+
+
+def draw(sources: Sources) -> list[Drawing]:
+    """From ``--embeddings`` or ``--run``, or from scikit-learn's digits as they are."""
+    embeddings, labels, name = _embeddings(sources)
+    n = len(labels)
+    sizes = [2**k for k in range(4, 20) if 2**k * 2 <= n]
+    truth = whole(embeddings, labels)
+    with style.applied():
+        figure = style.sheet(5.8, 3.7)
+        axes = figure.subplots()
+        axes.axhline(truth, color=style.BLACK, lw=1.1, ls="--")
+        beside = axes.get_yaxis_transform()
+        axes.text(1.01, truth, f"all {n:,}\nitems: {truth:.3f}", transform=beside, va="center", fontsize=8)
+        looks = zip(MEMORIES, (style.RED, style.BLUE, style.GREEN), ("o", "s", "^"), strict=True)
+        for memory, colour, marker in looks:
+            fits = [size for size in sizes if size * (memory + 1) <= n]
+            found = [estimates(embeddings, labels, size, memory).numpy() for size in fits]
+            mean, deviation = (np.array([each(one) for one in found]) for each in (np.nanmean, np.nanstd))
+            told = f"memory of {memory} batches" if memory else "no memory"
+            axes.plot(fits, mean, color=colour, marker=marker, ms=4, label=told)
+            upper = np.minimum(mean + deviation, 1)  # there is no mAP above
+            axes.fill_between(fits, mean - deviation, upper, color=colour, alpha=0.15, lw=0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel("batch size")
+        axes.set_ylabel("mAP seen by a batch")
+        axes.grid(True, axis="y")
+        axes.legend(loc="upper right")
+    return [Drawing("batch-bias", figure, CAPTION.format(data=name, n=n))]
+
+
+def estimates(embeddings: Tensor, labels: Tensor, size: int, memory: int) -> Tensor:
+    """mAP of random batches, ``[batches]``: ``size`` items ask, ``memory`` more batches are further candidates."""
+    generator = torch.Generator().manual_seed(1000 * size + memory)
+    found = []
+    for _ in range(drawn(size)):
+        rows = torch.randperm(len(labels), generator=generator)[: size * (memory + 1)]
+        found.append(_mean_ap(embeddings, labels, rows[:size], rows))
+    return torch.stack(found)
+
+
+def drawn(size: int) -> int:
+    """How many batches: small ones scatter more and cost less."""
+    return max(40, min(600, 16_000 // size))
+
+
+def whole(embeddings: Tensor, labels: Tensor) -> float:
+    """mAP of all items, each against all others, in chunks."""
+    rows = torch.arange(len(labels))
+    parts = rows.split(_CHUNK)
+    every = torch.cat([_average_precisions(embeddings, labels, part, rows) for part in parts])
+    return float(every[every >= 0].mean())
+
+
+def _mean_ap(embeddings: Tensor, labels: Tensor, queries: Tensor, candidates: Tensor) -> Tensor:
+    """Mean over queries with something relevant; NaN if there is none: such a batch has no mAP."""
+    found = _average_precisions(embeddings, labels, queries, candidates)
+    return found[found >= 0].mean()
+
+
+def _average_precisions(embeddings: Tensor, labels: Tensor, queries: Tensor, candidates: Tensor) -> Tensor:
+    """AP of each query; -1 where nothing is relevant. The queries are the first candidates or their own rows."""
+    place = torch.full((len(labels),), -1).index_put((candidates,), torch.arange(len(candidates)))
+    scores, relevance, mask = retrieval_pairs(
+        embeddings[queries], labels[queries], embeddings[candidates], labels[candidates], place[queries]
+    )
+    assert mask is not None
+    found = metrics.average_precision(scores, relevance, mask=mask, reduction="none")
+    return found.where((relevance & mask).any(-1), -1.0)
+
+
+def _embeddings(sources: Sources) -> tuple[Tensor, Tensor, str]:
+    if sources.embeddings is not None:
+        return *_from_file(sources.embeddings), str(sources.embeddings.name)
+    if sources.run is not None:
+        return *_from_run(sources.run), f"the test images of the run {sources.run.name!r}"
+    from sklearn.datasets import load_digits
+
+    pixels, target = load_digits(return_X_y=True)
+    features = torch.tensor(pixels, dtype=torch.float32)
+    return features - features.mean(0), torch.tensor(target), "scikit-learn's digits (centred pixels)"
+
+
+def _from_file(path: Path) -> tuple[Tensor, Tensor]:
+    """``labels``, or the folder of each of the ``names`` that ``rankgrad embed`` writes."""
+    if not path.is_file():
+        raise UserError(f"--embeddings: no such file {str(path)!r}")
+    found = np.load(path)
+    if "embeddings" not in found or not {"labels", "names"} & set(found):
+        raise UserError(f"--embeddings: expected `embeddings` and `labels` (or `names`) in {str(path)!r}")
+    kinds = found["labels"] if "labels" in found else [Path(str(name)).parent.name for name in found["names"]]
+    numbers = np.unique(np.asarray(kinds), return_inverse=True)[1]
+    return torch.tensor(found["embeddings"], dtype=torch.float32), torch.tensor(numbers)
+
+
+def _from_run(run: Path) -> tuple[Tensor, Tensor]:
+    from rankgrad.lab import recipes
+    from rankgrad.lab.retrieval.model import rebuild
+    from rankgrad.lab.retrieval.task import embed, read_sources
+    from rankgrad.lab.training import machine
+    from rankgrad.lab.training.checkpoint import load_weights
+
+    weights, notes = load_weights(run / "best.safetensors")
+    _, config = recipes.checked(notes["config"], [])
+    device = machine.device_of(config.device)
+    network = rebuild(config.model, config.view.crop, notes, weights).to(device)
+    _, query, _ = read_sources(config.data, config.view, device, train=False)
+    return embed(network, query, config.view, config.precision).cpu(), query.images.labels

@@ -1,0 +1,57 @@
+"""``rankgrad figure``: the figures of the paper and of the documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankgrad.lab.training.config import chosen
+from rankgrad.lab.training.errors import UserError
+
+
+def figure(
+    name: Annotated[str, typer.Argument(help="A figure, 'all', or 'ls' for a list of them.")],
+    out: Annotated[Path, typer.Option(help="The folder they go to: NAME.png, NAME.svg, NAME.md.")] = Path(
+        "figures"
+    ),
+    run: Annotated[
+        Path | None, typer.Option(help="A run's folder, for batch-bias and retrieval-examples.")
+    ] = None,
+    embeddings: Annotated[
+        Path | None, typer.Option(help="An .npz with `embeddings` and `labels` (or `names`), for batch-bias.")
+    ] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Result tables: a file or a folder, for ablations and complexity.")
+    ] = None,
+) -> None:
+    """Draw a figure as PNG and SVG with its caption beside it. Needs no data but what the figure is about."""
+    from rich.console import Console
+
+    from rankgrad.lab.figures.catalogue import FIGURES, make
+    from rankgrad.lab.figures.drawing import Sources
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if name == "ls":
+        for known, told in FIGURES.items():
+            print(f"{known:20} {told}")
+        return
+    chosen("NAME", name, ["all", "ls", *FIGURES])
+    sources = Sources(run, embeddings, results, tell=lambda line: console.print(line, markup=False))
+    for wanted in FIGURES if name == "all" else [name]:
+        try:
+            drawings = make(wanted, sources)
+        except UserError as error:
+            if name != "all":
+                raise
+            console.print(f"{wanted}: left out, {error}", markup=False)
+            continue
+        for drawing in drawings:
+            files = drawing.save(out)
+            print(f"{', '.join(str(file) for file in files)}\n{drawing.text}\n")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command()(figure)

@@ -1,0 +1,108 @@
+"""The verbs on recipes and runs: train, ls, show, eval, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rankgrad.lab import recipes
+from rankgrad.lab.tasks import TASKS, task_class
+from rankgrad.lab.training.errors import UserError
+
+_OUT = Console(soft_wrap=True, highlight=False)
+
+
+def _root(data: str | None) -> list[str]:
+    """--data as a setting: quoted, for a path may look like a number or have a # in it."""
+    return [] if data is None else [f"data.root={json.dumps(data, ensure_ascii=False)}"]
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe (rankgrad ls), a YAML file, or the folder of a run.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings as key=value, e.g. lr=1e-5 loss.lam=4.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
+    out: Annotated[str | None, typer.Option(help="The folder of the run; default: a new one in runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, exactly.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="How many restarts; mean and spread are reported.")] = 1,
+) -> None:
+    """Train a recipe. Several processes: torchrun --nproc-per-node N -m rankgrad train ..."""
+    from rankgrad import distributed
+    from rankgrad.lab.recipes import run
+    from rankgrad.lab.training import log, machine
+
+    overrides = [*(settings or []), *_root(data)]
+    try:
+        folder, results = run.run(recipe, overrides, out=out, resume=resume, seeds=seeds)
+    except KeyboardInterrupt:
+        raise UserError("interrupted; --resume continues from the last checkpoint, if there is one") from None
+    if distributed.rank() != 0:
+        return
+    if seeds > 1:
+        for row in run.spread(results):
+            _OUT.print(f"{row['metric']} ({row['of']}): {row['mean']:.2f} +- {row['deviation']:.2f}")
+    else:
+        (result,) = results
+        _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f})")
+        _OUT.print(f"last  {log.in_words(result.last)}  in {machine.duration(result.seconds)}")
+        _OUT.print(f"training alone: {result.speed:,.0f} items/s")
+    _OUT.print(f"report: {folder / 'report.html'}", markup=False)
+
+
+def ls() -> None:
+    """Recipes, losses and data sets."""
+    listings = {"recipe": {name: recipes.summary(name) for name in recipes.recipe_names()}}
+    for name in TASKS:
+        listings |= {f"{name}: {kind}": entries for kind, entries in task_class(name).listing().items()}
+    for kind, entries in listings.items():
+        table = Table(kind, "", box=None, header_style="bold")
+        for name, told in entries.items():
+            table.add_row(name, told)
+        _OUT.print(table)
+        _OUT.print()
+
+
+def show(recipe: Annotated[str, typer.Argument(help="A recipe, a YAML file, or the folder of a run.")]) -> None:
+    """Print a recipe."""
+    print(recipes.recipe_text(recipe), end="")
+
+
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="best.safetensors or last.safetensors of a run.")],
+    settings: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.")] = None,
+    data: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
+) -> None:
+    """Measure a checkpoint on its test images."""
+    from rankgrad.lab.training import checkpoint as files
+    from rankgrad.lab.training import log, machine
+
+    weights, notes = files.load_weights(checkpoint)
+    overrides = [*(settings or []), *_root(data)]
+    task, config = recipes.checked(notes["config"], overrides)
+    metrics = task.evaluate_checkpoint(config, weights, notes, machine.device_of(config.device))
+    _OUT.print(log.in_words(metrics))
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run to compare with; may be repeated.")
+    ] = None,
+) -> None:
+    """Write the report of a run again."""
+    from rankgrad.lab.recipes.run import write_report
+
+    _OUT.print(f"report: {write_report(run, beside or [])}", markup=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command."""
+    for verb in (train, ls, show, report):
+        app.command()(verb)
+    app.command("eval")(evaluate)

@@ -1,0 +1,177 @@
+"""Run a recipe: choose the folder, train (once or with several seeds), write the report."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankgrad import distributed
+from rankgrad.lab import recipes
+from rankgrad.lab.report import page
+from rankgrad.lab.training import checkpoint, machine
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.log import read_table
+from rankgrad.lab.training.loop import Result, Trainer
+from rankgrad.lab.training.task import Task
+
+#: Settings that may change when a run goes on: they do not touch its numbers.
+_FREE = {"device", "save_minutes", "data.root", "data.workers", "data.cache"}
+
+
+def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
+    """``out``, or ``runs/NAME``, ``runs/NAME-2``, ...: a new one, or with ``resume`` the latest."""
+    if out is not None:
+        folder = Path(out)
+        if not resume and folder.is_dir() and any(folder.iterdir()):
+            raise UserError(f"--out: {folder} has a run already; --resume continues it")
+        return folder
+    if name not in recipes.recipe_names() and Path(name).is_dir():  # a run's own folder
+        if not resume:
+            raise UserError(
+                f"RECIPE: {name} is a run; --resume continues it, --out DIR starts another one like it"
+            )
+        return Path(name)
+    stem = Path("runs") / Path(name).stem
+    number, latest, folder = 1, stem, stem
+    while folder.exists():
+        number, latest = number + 1, folder
+        folder = stem.with_name(f"{stem.name}-{number}")
+    return latest if resume else folder
+
+
+def run(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | None = None,
+    resume: bool = False,
+    seeds: int = 1,
+) -> tuple[Path, list[Result]]:
+    """Train a recipe.
+
+    Args:
+        name: A recipe, a YAML file, or the folder of a run.
+        overrides: ``key=value`` texts.
+        out: The folder of the run.
+        resume: Continue the run in the folder.
+        seeds: How many restarts, with the seeds ``seed``, ``seed + 1``, ...; each has a folder of its own inside.
+
+    Returns:
+        The folder and each restart's result.
+    """
+    task, config = recipes.load(name, overrides)
+    device = distributed.start(machine.device_of(config.device))
+    folder = distributed.same_everywhere(folder_for(name, out, resume=resume))
+    if seeds == 1:
+        if resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
+            raise UserError(f"--resume: {folder} was begun with --seeds, say how many again")
+        return folder, [_one(task, config, folder, device, resume=resume)]
+    results = []
+    for seed in range(config.seed, config.seed + seeds):
+        restart = config.model_copy(update={"seed": seed})
+        results.append(_one(task, restart, folder / f"seed-{seed}", device, resume=resume))
+    if distributed.rank() == 0:
+        checkpoint.write_text(folder / "seeds.json", json.dumps(spread(results), indent=1))
+        write_report(folder)
+    return folder, results
+
+
+def _one(kind: type[Task], config: Any, folder: Path, device: torch.device, *, resume: bool) -> Result:
+    if resume and (folder / "config.yaml").is_file():
+        same_settings(folder, config, "--resume")
+    task = kind(config, device)
+    if distributed.rank() == 0:
+        checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
+        described = machine.describe(device)
+        if resume and (folder / "machine.json").is_file():
+            described["started"] = json.loads((folder / "machine.json").read_text())["started"]
+        checkpoint.write_text(folder / "machine.json", json.dumps(described, indent=1))
+    distributed.wait()
+    trainer = Trainer(task, config, folder, device)
+    result = trainer.fit(resume=resume)
+    if distributed.rank() == 0:
+        checkpoint.write_text(folder / "result.json", json.dumps(vars(result), indent=1))
+        write_report(folder)
+    return result
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def same_settings(folder: Path, config: Any, option: str) -> None:
+    """A run goes on with the settings it began with; else an error that names the option and what differs."""
+    before = _flat(recipes.load(str(folder))[1].model_dump(mode="json"))
+    now = _flat(config.model_dump(mode="json"))
+    changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
+    if changed:
+        told = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
+        raise UserError(f"{option}: {folder} was begun with other settings: {told}")
+
+
+def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Mean and standard deviation over restarts, of the best evaluations and of the last ones."""
+    rows = []
+    for which in ("best", "last"):
+        for metric in getattr(results[0], which):
+            if metric in ("step", "epoch"):
+                continue
+            values = [getattr(result, which)[metric] for result in results]
+            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            rows.append(
+                {
+                    "metric": metric,
+                    "of": which,
+                    "mean": statistics.fmean(values),
+                    "deviation": deviation,
+                    "values": values,
+                }
+            )
+    return rows
+
+
+def _time(result: dict[str, Any]) -> dict[str, str]:
+    if not result:
+        return {"time": "not finished"}
+    return {"time": machine.duration(result["seconds"]), "speed": f"{result['speed']:,.0f} items/s in training"}
+
+
+def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
+    """The report of a run, from the files in its folder, with other runs beside it; of restarts, all of theirs."""
+    for other in beside:
+        if not (other / "config.yaml").is_file():
+            raise UserError(f"--beside: no run in {str(other)!r} (it has no config.yaml)")
+        if not (other / "result.json").is_file():
+            raise UserError(f"--beside: the run in {str(other)!r} is not finished (it has no result.json)")
+    restarts = sorted(path.parent for path in folder.glob("seed-*/config.yaml"))
+    if restarts and (folder / "seeds.json").is_file():
+        if beside:
+            raise UserError(f"--beside: expected a single run as RUN, received restarts; one is {restarts[0]}")
+        for restart in restarts:
+            write_report(restart)
+        return page.write_overview(folder, folder.name, json.loads((folder / "seeds.json").read_text()))
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml)")
+    task, config = recipes.load(str(folder))
+    for other in beside:
+        if recipes.load(str(other))[0] is not task:
+            raise UserError(f"--beside: expected a run of the same task as {folder}, received {other}")
+    described = json.loads((folder / "machine.json").read_text()) if (folder / "machine.json").is_file() else {}
+    result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").is_file() else {}
+    return page.write_report(
+        folder,
+        title=f"rankgrad: {folder.name}",
+        settings=_flat(config.model_dump(mode="json")),
+        steps=read_table(folder / "steps.csv"),
+        evaluations=read_table(folder / "evaluations.csv"),
+        machine={**described, **_time(result)},
+        sections=task.report_sections(folder, config, beside),
+    )

@@ -1,0 +1,1 @@
+"""Image retrieval: images -> batches -> embeddings -> loss, and exact evaluation."""

@@ -1,0 +1,24 @@
+"""Data sets in their official layouts: which images there are, their classes, and who searches whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankgrad.lab.retrieval.config import Data
+from rankgrad.lab.retrieval.data import benchmarks, digits, folder
+from rankgrad.lab.retrieval.data.splits import ImageSplits, held_out
+
+#: name -> (reader, what it needs)
+READERS: dict[str, tuple[Callable[[Data], ImageSplits], str]] = {
+    "digits": (digits.read, "scikit-learn's 8 x 8 digits, nothing to download; split by images"),
+    "folder": (folder.read, "your own images: DIR/<class>/<image>; split by classes"),
+    "cub": (benchmarks.read_cub, "CUB-200-2011: DIR/CUB_200_2011/images.txt"),
+    "sop": (benchmarks.read_sop, "Stanford Online Products: DIR/Stanford_Online_Products/Ebay_train.txt"),
+    "inshop": (benchmarks.read_inshop, "In-shop Clothes: DIR/Eval/list_eval_partition.txt and DIR/Img"),
+}
+
+
+def read(config: Data) -> ImageSplits:
+    """The data set of these settings."""
+    splits = READERS[config.name][0](config)
+    return held_out(splits, config.hold_out, config.split_seed) if config.hold_out else splits

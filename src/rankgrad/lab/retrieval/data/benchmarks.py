@@ -1,0 +1,115 @@
+"""The three benchmarks of the paper, read from their official lists and checked against their official sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rankgrad.lab.retrieval.config import Data
+from rankgrad.lab.retrieval.data.splits import Images, ImageSplits, numbered
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.vision.folders import check_counts, find, root_of
+
+
+def _lines(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
+    """The fields of a list file; a line of another form is named."""
+    if not path.is_file():
+        raise UserError(f"--data: expected the list {path}, found no such file")
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[skip:], skip + 1):
+        fields = line.split()
+        if fields and len(fields) != columns:
+            raise UserError(f"--data: {path} line {number}: expected {columns} fields, received {line!r}")
+        if fields:
+            rows.append(fields)
+    return rows
+
+
+def _images(root: Path, names: Sequence[str], classes: Sequence[str], supers: Sequence[str] | None) -> Images:
+    # Classes of equal width sort as numbers do ("00001" < "00002"); elsewhere any fixed order serves.
+    labels, super_labels = numbered(classes), None if supers is None else numbered(supers)
+    return Images([root / name for name in names], labels, super_labels, names)
+
+
+def read_cub(config: Data) -> ImageSplits:
+    """CUB-200-2011: the first 100 classes train, the last 100 test."""
+    root = root_of(config)
+    root = find(root, "CUB_200_2011/images.txt", "images.txt").parent
+    names = dict(_lines(root / "images.txt", 2))
+    classes = dict(_lines(root / "image_class_labels.txt", 2))
+    if names.keys() != classes.keys():
+        raise UserError(f"--data: {root}/images.txt and image_class_labels.txt list different images")
+    order = sorted(names, key=int)
+    labels = [f"{int(classes[i]):05d}" for i in order]
+    everything = _images(root / "images", [names[i] for i in order], labels, None)
+    training = torch.tensor([int(label) <= 100 for label in labels])
+    train, test = (everything.take(rows.nonzero().flatten()) for rows in (training, ~training))
+    check_counts(
+        config,
+        {
+            "training images": len(train),
+            "training classes": train.classes(),
+            "test images": len(test),
+            "test classes": test.classes(),
+        },
+        {"training images": 5864, "training classes": 100, "test images": 5924, "test classes": 100},
+    )
+    return ImageSplits(train, test)
+
+
+def read_sop(config: Data) -> ImageSplits:
+    """Stanford Online Products, with its 12 super-labels."""
+    root = find(root_of(config), "Stanford_Online_Products/Ebay_train.txt", "Ebay_train.txt").parent
+    train, test = (
+        _images(root, [r[3] for r in rows], [r[1].zfill(8) for r in rows], [r[2].zfill(4) for r in rows])
+        for rows in (_lines(root / f"Ebay_{name}.txt", 4, skip=1) for name in ("train", "test"))
+    )
+    check_counts(
+        config,
+        {
+            "training images": len(train),
+            "training classes": train.classes(),
+            "test images": len(test),
+            "test classes": test.classes(),
+        },
+        {"training images": 59551, "training classes": 11318, "test images": 60502, "test classes": 11316},
+    )
+    return ImageSplits(train, test)
+
+
+def read_inshop(config: Data) -> ImageSplits:
+    """In-shop Clothes: queries search a gallery; the super-label is gender and category, from the path."""
+    root = root_of(config)
+    listing = find(root, "Eval/list_eval_partition.txt", "list_eval_partition.txt")
+    images = next((root / place for place in ("Img", ".") if (root / place / "img").is_dir()), root / "Img")
+    rows = _lines(listing, 3, skip=2)
+    unknown = sorted({row[2] for row in rows} - {"train", "query", "gallery"})
+    if unknown:
+        raise UserError(f"--data: {listing}: expected train, query or gallery, received {', '.join(unknown)}")
+    items = numbered([row[1] for row in rows])  # query and gallery share their classes
+    supers = numbered(["/".join(Path(row[0]).parts[1:3]) for row in rows])
+    everything = Images([images / row[0] for row in rows], items, supers, [row[0] for row in rows])
+    train, query, gallery = (
+        everything.take(torch.tensor([row[2] == part for row in rows]).nonzero().flatten())
+        for part in ("train", "query", "gallery")
+    )
+    check_counts(
+        config,
+        {
+            "training images": len(train),
+            "training classes": train.classes(),
+            "queries": len(query),
+            "gallery images": len(gallery),
+            "test classes": gallery.classes(),
+        },
+        {
+            "training images": 25882,
+            "training classes": 3997,
+            "queries": 14218,
+            "gallery images": 12612,
+            "test classes": 3985,
+        },
+    )
+    return ImageSplits(train, query, gallery)

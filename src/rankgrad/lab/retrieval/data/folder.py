@@ -1,0 +1,48 @@
+"""A user's own images: one folder per class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankgrad.lab.retrieval.config import Data
+from rankgrad.lab.retrieval.data.splits import Images, ImageSplits, by_classes, numbered
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.vision.folders import root_of
+from rankgrad.lab.vision.images import SUFFIXES
+
+#: Names of parts of a data set: unlikely ones for classes.
+PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+
+
+def images_in(folder: Path) -> list[Path]:
+    """All image files below a folder, sorted; hidden files are left out."""
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+
+
+def read(config: Data) -> ImageSplits:
+    """``root/<class>/.../<image>``; whole classes are kept apart for testing, chosen by a seed.
+
+    If the folder has ``train`` and ``test`` and nothing else, these are the split.
+    """
+    root = root_of(config)
+    inside = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    names = [p.name for p in inside]
+    if names == ["test", "train"]:
+        return ImageSplits(_classes(inside[1]), _classes(inside[0]))
+    if len(names) > 1 and PARTS.issuperset(names):
+        raise UserError(f"--data: expected train and test, or a folder for each class; found {', '.join(names)}")
+    everything = _classes(root)
+    training, testing = by_classes(everything.labels, config.test_share, config.split_seed)
+    return ImageSplits(everything.take(training), everything.take(testing))
+
+
+def _classes(root: Path) -> Images:
+    paths, classes = [], []
+    for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        found = images_in(folder)
+        paths += found
+        classes += [folder.name] * len(found)
+    if not paths:
+        raise UserError(f"--data: no images in {root}/<class>/ ({', '.join(sorted(SUFFIXES))})")
+    return Images(paths, numbered(classes), None, [str(p.relative_to(root)) for p in paths])

@@ -1,0 +1,89 @@
+"""Losses by name: ours, and pytorch-metric-learning's as ``pml:Name``, to train baselines in the same loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad import distributed
+from rankgrad.lab.retrieval.config import Named
+from rankgrad.lab.training.config import nearest
+from rankgrad.lab.training.errors import UserError
+from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss, RecallLoss
+
+OURS: dict[str, tuple[type[nn.Module], str]] = {
+    "recall": (RecallLoss, "recall at every K, weight: log or loglog (the paper's retrieval loss)"),
+    "ap": (AveragePrecisionLoss, "average precision; log: true for its log form"),
+    "proxy": (ProxyRankingLoss, "learned class vectors rank the batch, with bars (beyond the paper)"),
+}
+
+
+class _Ours(nn.Module):
+    """A loss of this library; an image that is twice in a batch is left out of its own list."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, embeddings: Tensor, labels: Tensor, items: Tensor) -> Tensor:
+        """Loss of a process's part of a batch; ``items`` says which image each row is."""
+        return cast(Tensor, self.loss(embeddings, labels, items=items))
+
+
+class _Pml(nn.Module):
+    """A loss of pytorch-metric-learning, on the whole batch in every process."""
+
+    def __init__(self, loss: nn.Module, miner: nn.Module | None) -> None:
+        super().__init__()
+        self.loss, self.miner = loss, miner
+
+    def forward(self, embeddings: Tensor, labels: Tensor, items: Tensor) -> Tensor:
+        """Loss of the gathered batch, in float32 as ours; an image that is twice in it is not known as such."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            embeddings, labels = distributed.gather(embeddings.float()), distributed.gather(labels)
+            mined = () if self.miner is None else (self.miner(embeddings, labels),)
+            return cast(Tensor, self.loss(embeddings, labels, *mined))
+
+
+def _call(key: str, made: Callable[..., Any], arguments: dict[str, Any], given: dict[str, Any]) -> Any:
+    """Make an object with checked argument names; ``given`` fills parameters that it has and the user left out."""
+    parameters: set[str] = set()
+    for kind in inspect.getmro(made) if isinstance(made, type) else ():
+        if kind.__module__.startswith("torch.nn"):
+            break
+        parameters |= set(inspect.signature(kind.__init__).parameters) - {"self", "args", "kwargs"}  # type: ignore[misc]
+    for name in arguments:
+        if name not in parameters:
+            raise UserError(f"{key}.{name}: unknown argument of {made.__name__}{nearest(name, parameters)}")
+    filled = {name: value for name, value in given.items() if name in parameters and name not in arguments}
+    try:
+        return made(**filled, **arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{key}: {made.__name__}: {error}") from None
+
+
+def _pml(key: str, config: Named, room: str, given: dict[str, Any]) -> nn.Module:
+    """An object of pytorch-metric-learning by name."""
+    from pytorch_metric_learning import losses, miners
+
+    name = config.name.removeprefix("pml:")
+    module = {"losses": losses, "miners": miners}[room]
+    known = [n for n in vars(module) if n[0].isupper()]
+    if not config.name.startswith("pml:") or name not in known:
+        raise UserError(f"{key}: unknown name {config.name!r}{nearest(name, known)}")
+    return cast(nn.Module, _call(key, getattr(module, name), config.arguments(), given))
+
+
+def build(config: Named, miner: Named | None, *, classes: int, embedding: int) -> nn.Module:
+    """A Module ``(embeddings, labels, items) -> loss``; labels are 0 ... classes - 1."""
+    if config.name in OURS:
+        given = {"distributed": True, "num_classes": classes, "embedding_size": embedding}
+        return _Ours(_call("loss", OURS[config.name][0], config.arguments(), given))
+    if not config.name.startswith("pml:"):
+        raise UserError(f"loss: unknown name {config.name!r}{nearest(config.name, [*OURS, 'pml:NAME'])}")
+    loss = _pml("loss", config, "losses", {"num_classes": classes, "embedding_size": embedding})
+    return _Pml(loss, None if miner is None else _pml("miner", miner, "miners", {}))

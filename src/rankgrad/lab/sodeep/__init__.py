@@ -1,0 +1,1 @@
+"""``rankgrad sodeep``: train a sorting network for the SoDeep baseline."""

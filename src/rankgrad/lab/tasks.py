@@ -1,0 +1,21 @@
+"""What can be trained, by the name a recipe gives as ``task``; imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from rankgrad.lab.training.task import Task
+
+#: Name -> module and class. A new task needs a line here and nothing else.
+TASKS = {
+    "retrieval": "rankgrad.lab.retrieval.task:RetrievalTask",
+    "detection": "rankgrad.lab.detection.task:DetectionTask",
+}
+
+
+def task_class(name: str) -> type[Task]:
+    """The class of a task."""
+    module, _, kind = TASKS[name].partition(":")
+    return cast("type[Task]", getattr(importlib.import_module(module), kind))

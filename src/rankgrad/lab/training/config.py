@@ -1,0 +1,144 @@
+"""Settings of a run: sections with checked values, where an unknown key names the nearest known one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rankgrad.lab.training.errors import UserError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A group of settings. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Optim(Section):
+    """The optimiser and its schedule."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: Positive = 1e-5
+    weight_decay: NonNegative = 0.0
+    momentum: NonNegative = 0.9  # sgd
+    clip: NonNegative = 0.0  # largest norm of the gradient; 0: not clipped
+    warmup: Annotated[int, Field(ge=0)] = 0  # steps from lr / warmup to lr
+    schedule: Literal["steps", "cosine", "constant"] = "steps"
+    milestones: tuple[NonNegative, ...] = ()  # epochs after which the rate is multiplied by `decay`
+    decay: Positive = 0.3
+
+
+class RunConfig(Section):
+    """What every run has. A task adds its own sections."""
+
+    task: str
+    seed: Annotated[int, Field(ge=0)] = 0
+    epochs: Count = 1
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    device: str = "auto"  # auto: cuda if there is one
+    compile: bool = False  # the network, by torch.compile, on a GPU; not for detectors
+    evaluate_every: Count = 1  # epochs
+    evaluate_first: bool = False  # before training as well
+    save_minutes: NonNegative = 5.0  # between checkpoints; 0: after every step
+    optim: Optim = Optim()
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """``, did you mean 'x'?`` for the known word that looks most like this one, or the list of all."""
+    words = sorted(words)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return f", did you mean {close[0]!r}?" if close else f"; there are {', '.join(words)}"
+
+
+def chosen(argument: str, given: str, words: Iterable[str]) -> str:
+    """``given``, if it is one of ``words``; else an error that names the argument and the nearest word."""
+    words = list(words)
+    if given not in words:
+        raise UserError(f"{argument}: unknown value {given!r}{nearest(given, words)}")
+    return given
+
+
+def sections_of(config: type[Section]) -> dict[str, type[Section]]:
+    """The fields of a section that are sections themselves."""
+    found = {}
+    for name, field in config.model_fields.items():
+        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, Section):
+                found[name] = kind
+    return found
+
+
+def full_key(key: str, settings: dict[str, Any], config: type[Section]) -> str:
+    """``lr`` -> ``optim.lr``: a bare key that only one section knows, or has been given, needs no prefix."""
+    if "." in key or key in config.model_fields:
+        return key
+    owners = [
+        name
+        for name, kind in sections_of(config).items()
+        if key in kind.model_fields or key in (settings.get(name) or {})
+    ]
+    if len(owners) == 1:
+        return f"{owners[0]}.{key}"
+    if owners:
+        choices = " or ".join(f"{owner}.{key}" for owner in owners)
+        raise UserError(f"{key}: several sections have it, say {choices}")
+    return key
+
+
+def override(settings: dict[str, Any], key: str, value: Any, config: type[Section]) -> None:
+    """Set one value in nested settings. A section given by its name alone starts from its defaults."""
+    *path, last = full_key(key, settings, config).split(".")
+    place, kind = settings, config
+    for part in path:
+        inner = sections_of(kind).get(part)
+        if inner is None:
+            raise UserError(f"{key}: unknown section {part!r}" + nearest(part, sections_of(kind)))
+        place[part] = dict(place.get(part) or {})
+        place, kind = place[part], inner
+    section = sections_of(kind).get(last)
+    if section is not None and isinstance(value, str):
+        value = {"name": value}
+    if last == "name" and value != place.get("name"):
+        place.clear()  # the old one's arguments do not fit the new one
+    place[last] = value
+
+
+def validated(settings: dict[str, Any], config: type[RunConfig]) -> Any:
+    """Check settings against a config class; every fault is named, with what was received."""
+    try:
+        return config.model_validate(settings)
+    except ValidationError as error:
+        raise UserError("\n".join(_fault(one, config, settings) for one in error.errors())) from None
+
+
+def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
+    path = [str(part) for part in error["loc"]]
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        kind: type[Section] = config
+        for part in path[:-1]:
+            kind = sections_of(kind).get(part, kind)
+        known = set(kind.model_fields)
+        if kind is config:  # a bare key may be meant for any section
+            for name, section in sections_of(kind).items():  # and a loss has arguments of its own
+                given = settings.get(name)
+                known |= set(section.model_fields) | (set(given) if isinstance(given, dict) else set())
+        return f"{key}: unknown setting{nearest(path[-1], known)}"
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        words = [word.strip(" '") for word in error["ctx"]["expected"].replace(" or ", ",").split(",")]
+        return f"{key}: unknown value {error['input']!r}{nearest(error['input'], words)}"
+    if error["type"] == "missing":
+        return f"{key}: missing, it has no default"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if error["type"] == "value_error" and isinstance(error["input"], dict):  # settings that do not fit each other
+        return f"{key}: {message}" if key else message
+    return f"{key}: {message}, received {error['input']!r}"

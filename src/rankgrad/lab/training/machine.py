@@ -1,0 +1,65 @@
+"""The machine: which device a setting means, and what a result was measured on."""
+
+from __future__ import annotations
+
+import platform
+import time
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from rankgrad import distributed
+from rankgrad.lab.training.errors import UserError
+
+_PACKAGES = ("rankgrad", "torch", "torchvision", "timm", "pytorch-metric-learning")
+
+
+def device_of(name: str) -> torch.device:
+    """The device a setting means."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device: unknown value {name!r}, say auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device: {name!r} asked for, but torch finds no GPU")
+    return device
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """Hardware, versions and date."""
+    versions = []
+    for name in _PACKAGES:
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    hardware = f"{_processor()}, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        hardware = f"{torch.cuda.get_device_name(device)}; {hardware}"
+    return {
+        "hardware": hardware,
+        "processes": str(distributed.count()),
+        "versions": f"Python {platform.python_version()}, {', '.join(versions)}",
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    }
+
+
+def duration(seconds: float) -> str:
+    """``1 h 02 min``, ``3 min 20 s``, ``4.2 s``."""
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,45 @@
+"""Optimiser, learning rate and precision, from settings. The rate is a function of the step: no state to save."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from rankgrad.lab.training.config import Optim
+
+
+def make_optimizer(groups: list[dict[str, Any]], config: Optim) -> torch.optim.Optimizer:
+    """An optimiser over parameter groups; a group's ``scale`` multiplies the learning rate."""
+    groups = [{"scale": 1.0, **group} for group in groups if group["params"]]
+    if config.name == "sgd":
+        # Not fused: where a GradScaler skips the first step, fused SGD goes on from momentum nobody has written.
+        return torch.optim.SGD(groups, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    fused = all(parameter.is_cuda for group in groups for parameter in group["params"])
+    return kind(groups, config.lr, weight_decay=config.weight_decay, fused=fused or None)
+
+
+def learning_rate(config: Optim, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """The rate of one step, counted from 0."""
+    rate = config.lr
+    if config.warmup:
+        rate *= min(1.0, (step + 1) / config.warmup)
+    if config.schedule == "cosine":
+        rate *= 0.5 * (1 + math.cos(math.pi * step / (steps_per_epoch * epochs)))
+    if config.schedule == "steps":
+        rate *= config.decay ** sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
+    return rate
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group its share of the learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["scale"]
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """The context for the forward pass."""
+    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)

@@ -1,0 +1,76 @@
+"""What a recipe trains: a task brings data, a network, a loss and an evaluation to the loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad.lab.training.config import RunConfig
+
+
+class Task(ABC):
+    """One kind of training (image retrieval, detection, ...), and one run of it.
+
+    The class says what can be set and how a finished run is judged and reported; an instance, made from the
+    settings and a device, has read its data and built network and loss. :data:`rankgrad.lab.tasks.TASKS` knows
+    all of them.
+
+    Whatever is random must follow from (seed, step): the loop seeds the generators before each step, so a
+    checkpoint holds no random state and a resumed run is the same to the bit.
+    """
+
+    config_class: ClassVar[type[RunConfig]]  #: the settings of a run
+    headline: str  #: the metric that says which checkpoint is best; higher is better
+    same_shapes: ClassVar[bool]  #: all batches have one shape: cuDNN may benchmark its algorithms
+
+    network: Any  #: a Module: what is trained and saved as weights
+    loss: nn.Module  #: its parameters are trained too; its state (memory, proxies) is saved with the run
+    steps_per_epoch: int
+    items_per_step: int  #: items in a batch, of all processes
+    #: Scalars of the last step to log beside the loss; the same names in every step, NaN if not known.
+    parts: dict[str, Tensor]
+
+    @abstractmethod
+    def __init__(self, config: Any, device: torch.device) -> None: ...
+
+    @abstractmethod
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Parameters of network and loss, with a ``scale`` on the learning rate where it is not 1."""
+
+    @abstractmethod
+    def batch_loss(self, network: nn.Module, step: int) -> Tensor:
+        """The loss of the batch of a step; ``network`` is the task's own, perhaps compiled or wrapped."""
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """The metrics of the network as it is now."""
+
+    @abstractmethod
+    def metadata(self) -> dict[str, Any]:
+        """What a checkpoint needs beside settings and weights to be used again."""
+
+    @abstractmethod
+    def finish(self, folder: Path) -> None:
+        """After training, with the best weights, in every process: process 0 writes what the report shows."""
+
+    @classmethod
+    @abstractmethod
+    def listing(cls) -> dict[str, dict[str, str]]:
+        """What the task offers, by kind (losses, data sets), a line each."""
+
+    @classmethod
+    @abstractmethod
+    def evaluate_checkpoint(
+        cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
+    ) -> dict[str, float]:
+        """The metrics of a checkpoint on its data set's test items; ``notes`` is what :meth:`metadata` gave."""
+
+    @classmethod
+    @abstractmethod
+    def report_sections(cls, run: Path, config: Any, beside: Sequence[Path]) -> list[tuple[str, str]]:
+        """(heading, HTML) for the report of a run, next to settings and curves, compared with other runs."""

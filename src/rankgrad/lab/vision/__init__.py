@@ -1,0 +1,1 @@
+"""What retrieval and detection share about images: folders, pixels in memory, pretrained weights."""

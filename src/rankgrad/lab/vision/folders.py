@@ -1,0 +1,59 @@
+"""Folders of data sets: where they are, what must be in them, and whether they are complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from rankgrad.lab.training.config import nearest
+from rankgrad.lab.training.errors import UserError
+
+
+class Described(Protocol):
+    """Settings of a data set."""
+
+    @property
+    def name(self) -> str:
+        """Which data set."""
+
+    @property
+    def root(self) -> str | None:
+        """The folder the user points at."""
+
+    @property
+    def counts(self) -> str:
+        """``protocol`` refuses a data set of another size than the official one."""
+
+
+def root_of(config: Described) -> Path:
+    """The folder the user points at."""
+    if config.root is None:
+        raise UserError(f"--data: the data set {config.name!r} needs a folder, say --data DIR")
+    root = Path(config.root).expanduser()
+    if not root.is_dir():
+        beside = [p.name for p in root.parent.iterdir() if p.is_dir()] if root.parent.is_dir() else []
+        hint = nearest(root.name, beside) if beside else ""
+        raise UserError(f"--data: no such folder {str(root)!r}{hint}")
+    return root
+
+
+def find(root: Path, *places: str) -> Path:
+    """The first of some places below the root that exists."""
+    for place in places:
+        if (root / place).exists():
+            return root / place
+    raise UserError(f"--data: expected {' or '.join(places)} in {root}, found none")
+
+
+def check_counts(config: Described, found: dict[str, int], protocol: dict[str, int]) -> None:
+    """Require the sizes of the protocol, unless told not to."""
+    wrong = [
+        f"{name} {found[name]:,} instead of {wanted:,}"
+        for name, wanted in protocol.items()
+        if found[name] != wanted
+    ]
+    if wrong and config.counts == "protocol":
+        raise UserError(
+            f"--data: {config.name} is not complete: {'; '.join(wrong)}. Results would not compare with published "
+            "ones; data.counts=any trains on it all the same."
+        )

@@ -1,0 +1,217 @@
+"""Pixels in memory: images are decoded by content and kept as one flat row of bytes in RAM or on the device.
+
+Images differ in size, so a set of them is ragged: all pixels in one ``[pixels, 3]`` uint8 tensor, with the
+begin, height and width of each. Batches are cut out of it on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankgrad.lab.training.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+#: How names of images end, in small letters or capitals.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+
+#: Mean and deviation of ImageNet's images, which pretrained networks expect.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Images of any size: ``pixels [P, 3]`` uint8, and ``begin``, ``height``, ``width`` of each (``[N]``).
+
+    The pixels may be on any device; the rest stays on the CPU, so that nobody waits for a GPU to know a size.
+    """
+
+    pixels: Tensor
+    begin: Tensor
+    height: Tensor
+    width: Tensor
+
+    @staticmethod
+    def of(images: Sequence[Tensor], *, pinned: bool = False) -> Ragged:
+        """From ``[H, W, 3]`` uint8 tensors; ``pinned`` memory travels to a GPU while the CPU goes on."""
+        height = torch.tensor([p.shape[0] for p in images], dtype=torch.int64)
+        width = torch.tensor([p.shape[1] for p in images], dtype=torch.int64)
+        ends = (height * width).cumsum(0)
+        pixels = torch.empty(int(ends[-1]) if len(ends) else 0, 3, dtype=torch.uint8, pin_memory=pinned)
+        for image, end in zip(images, ends.tolist(), strict=True):
+            rows = image.reshape(-1, 3)
+            pixels[end - len(rows) : end] = rows
+        return Ragged(pixels, ends - height * width, height, width)
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    def to(self, device: torch.device) -> Ragged:
+        """The pixels on a device."""
+        return Ragged(self.pixels.to(device, non_blocking=True), self.begin, self.height, self.width)
+
+    def rows(self, index: Tensor) -> Ragged:
+        """Some of the images, sharing the pixels."""
+        return Ragged(self.pixels, self.begin[index], self.height[index], self.width[index])
+
+    def image(self, row: int) -> Tensor:
+        """One image, ``[H, W, 3]``."""
+        begin, height, width = (int(t[row]) for t in (self.begin, self.height, self.width))
+        return self.pixels[begin : begin + height * width].reshape(height, width, 3)
+
+    def packed(self, index: Tensor, *, pinned: bool = False) -> Ragged:
+        """Some of the images with only their pixels, ready to travel."""
+        return Ragged.of([self.image(row) for row in index.tolist()], pinned=pinned)
+
+
+def require_8_bits(file: Image.Image) -> None:
+    """Refuse images of 16 bits and more: Pillow would cut them off at 255."""
+    if file.mode[0] in "IF":
+        raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
+
+
+def decode(source: Path) -> Tensor:
+    """An image as ``[H, W, 3]`` uint8. The content says the format, not the name."""
+    from PIL import Image
+
+    with Image.open(source) as file:
+        require_8_bits(file)
+        return torch.from_numpy(np.array(file.convert("RGB")))
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small tensor on the device; the CPU does not wait until the device gets to it."""
+    return tensor.to(device, non_blocking=True)
+
+
+@lru_cache
+def normal(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and deviation as ``[3, 1, 1]`` on a device."""
+    mean, std = (torch.tensor(t, device=device)[:, None, None] for t in (MEAN, STD))
+    return mean, std
+
+
+def whole(images: Ragged) -> Tensor:
+    """Images side by side, ``[N, H, W, 3]`` bytes; beyond its edge an image repeats it."""
+    device = images.pixels.device
+    begin, height, width = (sent(t, device).unsqueeze(1) for t in (images.begin, images.height, images.width))
+    y = torch.arange(int(images.height.max()), device=device)
+    x = torch.arange(int(images.width.max()), device=device)
+    y, x = torch.minimum(y, height - 1), torch.minimum(x, width - 1)
+    return images.pixels[(begin + y * width).unsqueeze(2) + x.unsqueeze(1)]
+
+
+class Store:
+    """Images, ready to be cut into batches on a device; ``faults`` says which cannot be read.
+
+    Args:
+        sources: What to read: files, or decoded images.
+        names: What to call each in messages.
+        decode: From a source to ``[H, W, 3]`` uint8; any exception means the file is broken.
+        cache: Where decoded images stay: ``ram``, ``device``, or ``none``.
+        workers: Threads that decode.
+        device: Where batches are made.
+        progress: Called with the number of images read so far.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Path | Tensor],
+        names: Sequence[str],
+        decode: Callable[[Path | Tensor], Tensor],
+        *,
+        cache: str,
+        workers: int,
+        device: torch.device,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self.device, self._decode = device, decode
+        self._pool = ThreadPoolExecutor(workers)
+        self._ahead: dict[tuple[int, ...], Callable[[], Ragged]] = {}
+        kept, decoded, shapes = [], [], []
+        self.faults: list[str] = []
+        for row, outcome in enumerate(self._decode_all(sources)):
+            if isinstance(outcome, str):
+                self.faults.append(f"{names[row]}: {outcome}")
+            else:
+                kept.append(row)
+                shapes.append(outcome.shape[:2])
+                if cache != "none":
+                    decoded.append(outcome)
+            progress(row + 1)
+        self.kept = torch.tensor(kept, dtype=torch.int64)  # rows of `sources` that can be read
+        self.shapes = torch.tensor(shapes, dtype=torch.int64).reshape(-1, 2)  # height and width of each
+        self._sources, self._names = [sources[row] for row in kept], [names[row] for row in kept]
+        self.cache = Ragged.of(decoded) if cache != "none" else None
+        if self.cache is not None and cache == "device":
+            self.cache = self.cache.to(device)
+        self._on_device = cache == "device"
+
+    def _try_decode(self, source: Path | Tensor) -> Tensor | str:
+        """The image, or what is wrong with the file."""
+        if isinstance(source, Path) and not source.is_file():
+            return "missing"
+        try:
+            return self._decode(source)
+        except (
+            Exception
+        ) as error:  # Pillow raises many kinds for broken files: all of them mean this file is broken
+            return f"broken ({error})"
+
+    def _decode_all(self, sources: Sequence[Path | Tensor]) -> Iterator[Tensor | str]:
+        """All images in order, a few hundred at a time in flight."""
+        for begin in range(0, len(sources), 256):
+            yield from self._pool.map(self._try_decode, sources[begin : begin + 256])
+
+    def image(self, row: int) -> Tensor:
+        """One image, ``[H, W, 3]``."""
+        if self.cache is not None:
+            return self.cache.image(row)
+        return self._sound(row, self._try_decode(self._sources[row]))
+
+    def fetch(self, rows: Tensor, following: Tensor | None = None) -> Ragged:
+        """Images on the device; those of the ``following`` batch begin to be read meanwhile."""
+        if self.cache is not None and self._on_device:
+            return self.cache.rows(rows)
+        ready = self._ahead.pop(tuple(rows.tolist()), None) or self._begin(rows)
+        if following is not None:
+            self._ahead[tuple(following.tolist())] = self._begin(following)
+        return ready().to(self.device)
+
+    def _begin(self, rows: Tensor) -> Callable[[], Ragged]:
+        """Start to read images in the background; the call that waits for them is returned."""
+        pinned = self.device.type == "cuda"
+        if self.cache is not None:
+            return self._pool.submit(self.cache.packed, rows, pinned=pinned).result
+        reading = [self._pool.submit(self._try_decode, self._sources[row]) for row in rows.tolist()]
+        waiting = list(zip(rows.tolist(), reading, strict=True))
+        return lambda: Ragged.of([self._sound(row, future.result()) for row, future in waiting], pinned=pinned)
+
+    def _sound(self, row: int, outcome: Tensor | str) -> Tensor:
+        if isinstance(outcome, str):
+            raise UserError(f"--data: {self._names[row]}: {outcome} while training")
+        return outcome
+
+
+def leave_out(stores: Sequence[Store | None], many: int, broken: str) -> str:
+    """What is said of the images that are left out, nothing if none is; ``broken="refuse"`` refuses any."""
+    faults = [fault for store in stores if store is not None for fault in store.faults]
+    if faults and broken == "refuse":
+        raise UserError(f"--data: {listed(faults, many)}. data.broken=skip leaves them out.")
+    return f"skipped {len(faults)} images: {'; '.join(faults[:5])}" if faults else ""
+
+
+def listed(faults: list[str], many: int, what: str = "images") -> str:
+    """``3 of 50 images cannot be read: ...``, naming the first of them."""
+    shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+    return f"{len(faults)} of {many} {what} cannot be read: {shown}"

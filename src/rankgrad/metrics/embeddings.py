@@ -1,0 +1,141 @@
+"""Exact retrieval metrics of embeddings, in chunks over queries and gallery: any size fits.
+
+Ties are counted pessimistically (irrelevant items first), as everywhere in this library. Two passes over the
+gallery: the first collects the scores of each query's relevant items, the second counts, for all of them at once,
+the irrelevant items that stand at or above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rankgrad import _check
+from rankgrad.engine.registration import NotANumberError
+from rankgrad.pairs import check_batch, pairs_of, unit_length
+
+
+@dataclass(frozen=True)
+class RetrievalMetrics:
+    """Per query, ``[Q]`` each: rank of the best relevant item (0: nothing relevant), AP and mAP@R."""
+
+    first: Tensor
+    average_precision: Tensor
+    map_at_r: Tensor
+
+    def summary(self, recall_at: Sequence[int]) -> dict[str, float]:
+        """Percentages over the queries that have something relevant."""
+        counts = self.first > 0
+        many = counts.sum().clamp(min=1)
+        shares = {f"R@{k}": (counts & (self.first <= k)).sum().double() / many for k in recall_at}
+        shares["mAP@R"] = self.map_at_r.sum() / many
+        shares["AP"] = self.average_precision.sum() / many
+        return {name: 100 * float(value) for name, value in shares.items()}
+
+
+def retrieval_metrics(
+    embeddings: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    *,
+    chunk: int = 1 << 14,
+    queries_at_once: int = 1 << 10,
+) -> RetrievalMetrics:
+    """Where the relevant items of every query stand.
+
+    Args:
+        embeddings: ``[Q, dim]`` queries, normalised here.
+        labels: ``[Q]``.
+        gallery: ``[N, dim]`` candidates; without one every query ranks the other queries.
+        gallery_labels: ``[N]``.
+        chunk: Gallery items at a time.
+        queries_at_once: Queries at a time.
+
+    Example:
+        >>> from rankgrad.metrics import retrieval_metrics
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]])
+        >>> retrieval_metrics(embeddings, torch.tensor([0, 1, 0, 1])).first
+        tensor([2, 3, 2, 2])
+    """
+    check_batch(embeddings, labels, gallery, gallery_labels, None)
+    _check.count("chunk", chunk, at_least=1)
+    _check.count("queries_at_once", queries_at_once, at_least=1)
+    queries = unit_length(embeddings.detach())
+    own = None
+    if gallery is None or gallery_labels is None:
+        candidates, candidate_labels, own = queries, labels, torch.arange(len(labels), device=labels.device)
+    else:
+        candidates, candidate_labels = unit_length(gallery.detach()), gallery_labels
+    for name, rows in (("embeddings", queries), ("gallery", candidates)):
+        if bool(rows.isnan().any()):  # NaN and infinity, which has no direction
+            raise NotANumberError(f"{name}: expected finite numbers, received others")
+    index = _Index(candidates, candidate_labels, chunk)
+    parts = [
+        index.standing(
+            queries[i : i + queries_at_once],
+            labels[i : i + queries_at_once],
+            None if own is None else own[i : i + queries_at_once],
+        )
+        for i in range(0, len(queries), queries_at_once)
+    ]
+    if not parts:
+        nothing = queries.new_zeros(0)
+        return RetrievalMetrics(nothing.long(), nothing.double(), nothing.double())
+    return RetrievalMetrics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+class _Index:
+    """A gallery: its rows, labels, and each row's place within its class (its slot)."""
+
+    def __init__(self, rows: Tensor, labels: Tensor, chunk: int) -> None:
+        self.rows, self.labels, self.chunk = rows, labels, chunk
+        order = labels.argsort(stable=True)
+        _, counts = labels[order].unique_consecutive(return_counts=True)
+        within = torch.arange(len(labels), device=labels.device) - (counts.cumsum(0) - counts).repeat_interleave(
+            counts
+        )
+        self.slot = torch.empty_like(order).scatter_(0, order, within)
+        self.slots = int(counts.max()) if len(counts) else 0
+
+    def _scores(
+        self, queries: Tensor, labels: Tensor, own: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Chunk by chunk: scores, relevant and irrelevant (neither: the query itself), slots."""
+        for begin in range(0, len(self.rows), self.chunk):
+            part = slice(begin, begin + self.chunk)
+            numbers = torch.arange(len(self.rows), device=self.rows.device)[part]
+            scores, relevant, exists = pairs_of(queries, labels, self.rows[part], self.labels[part], own, numbers)
+            irrelevant = ~relevant
+            if exists is not None:
+                relevant = relevant & exists
+            yield scores, relevant, irrelevant, self.slot[part]
+
+    def standing(self, queries: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """First rank, AP and mAP@R of some queries."""
+        many, slots = len(queries), self.slots
+        relevant_scores = queries.new_full((many, slots + 1), -torch.inf)
+        count = queries.new_zeros(many, dtype=torch.int64)
+        for scores, relevant, _, slot in self._scores(queries, labels, own):
+            count += relevant.sum(1)
+            place = torch.where(relevant, slot, slots)
+            relevant_scores.scatter_(1, place, scores.where(relevant, -torch.inf))
+        ascending = relevant_scores[:, :slots].sort(dim=1).values.contiguous()
+
+        above = queries.new_zeros(many, slots + 1, dtype=torch.int64)
+        for scores, _, irrelevant, _ in self._scores(queries, labels, own):
+            passed = torch.searchsorted(ascending, scores.contiguous(), right=True)  # relevant items at or below
+            above.scatter_add_(1, passed, irrelevant.long())
+        # c of the relevant item at ascending place i: irrelevant items that passed more than i; then best first.
+        c = above.flip(1).cumsum(1)[:, :slots]
+        rank_among = torch.arange(1, slots + 1, device=queries.device)
+        exists = rank_among <= count.unsqueeze(1)
+        rank = c + rank_among
+        precision = (rank_among / rank.double()).where(exists, 0)
+        per_query = count.clamp(min=1)
+        first = rank[:, :1].where(exists[:, :1], 0).sum(1)
+        within = precision.where(rank <= count.unsqueeze(1), 0)
+        return first, precision.sum(1) / per_query, within.sum(1) / per_query

@@ -1,1 +1,0 @@
-"""Image retrieval: pictures -> batches -> embeddings -> loss, and exact evaluation."""

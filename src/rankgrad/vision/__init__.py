@@ -1,1 +1,0 @@
-"""What retrieval and detection share about pictures: folders, pixels in memory, pretrained weights."""

@@ -1,0 +1,251 @@
+"""The command line: verbs, messages, exit codes, and what happens without the extra packages."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from rankgrad.lab import recipes
+from rankgrad.lab.cli import main
+from rankgrad.lab.recipes import run
+from rankgrad.lab.retrieval.task import RetrievalTask, read_sources
+from rankgrad.lab.training import checkpoint
+
+import images
+
+
+def cli(*arguments):
+    """The exit code of a command; a message is its own code."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = images.folder_set(tmp_path_factory.mktemp("data"))
+    settings = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2"]
+    settings += ["view.resize=16", "view.crop=12", "lr=1e-3", "epochs=2", "device=cpu", f"data.root={root}"]
+    out = tmp_path_factory.mktemp("runs") / "mine"
+    folder, (result,) = run.run("folder", settings, out=str(out))
+    return folder, result, root
+
+
+def test_ls_names_everything(capsys):
+    assert cli("ls") == 0
+    out = capsys.readouterr().out
+    for word in [*recipes.recipe_names(), "recall", "ap", "pml:NAME", "digits", "folder", "cub", "sop", "inshop"]:
+        assert f"{word} " in out
+
+
+def test_show_prints_the_recipe(capsys):
+    assert cli("show", "cub") == 0
+    assert capsys.readouterr().out == recipes.recipe_text("cub")
+
+
+def test_eval_gives_what_training_saw(trained, capsys):
+    folder, result, root = trained
+    assert cli("eval", folder / "best.safetensors") == 0
+    out = capsys.readouterr().out
+    assert f"R@1 {result.best['R@1']:.1f}" in out and f"mAP@R {result.best['mAP@R']:.1f}" in out
+    moved = root.with_name("elsewhere")
+    root.rename(moved)
+    read_sources.cache_clear()
+    try:
+        assert "no such folder" in cli("eval", folder / "last.safetensors")
+        assert cli("eval", folder / "last.safetensors", "--data", moved) == 0
+    finally:
+        moved.rename(root)
+
+
+def test_embed(trained, tmp_path, capsys):
+    folder, _, root = trained
+    out = tmp_path / "e.npz"
+    files = sorted((root / "class1").iterdir())
+    assert cli("embed", folder / "best.safetensors", root / "class1", files[0], "--out", out) == 0
+    assert "7 embeddings of length 8" in capsys.readouterr().out
+    found = np.load(out)
+    assert list(found["names"]) == [str(f) for f in [*files, files[0]]]
+    assert np.allclose(np.linalg.norm(found["embeddings"], axis=1), 1, atol=1e-5)
+    assert np.array_equal(found["embeddings"][0], found["embeddings"][6])
+    assert not np.allclose(found["embeddings"][0], found["embeddings"][1])
+    (tmp_path / "bad.png").write_text("not an image")
+    assert "IMAGES: " in (told := cli("embed", folder / "best.safetensors", tmp_path / "bad.png"))
+    assert "bad.png: broken" in told
+    assert "no such file" in cli("embed", folder / "best.safetensors", tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    assert "no images in" in cli("embed", folder / "best.safetensors", tmp_path / "empty")
+
+
+def test_report_can_be_written_again(trained, capsys):
+    folder, _, _ = trained
+    page = (folder / "report.html").read_text()
+    (folder / "report.html").unlink()
+    assert cli("report", folder) == 0
+    assert (folder / "report.html").read_text() == page
+    assert "report.html" in capsys.readouterr().out
+    assert "no run in" in cli("report", folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "cubb"], "rankgrad: RECIPE: no recipe, YAML file or run folder 'cubb', did you mean 'cub'?"),
+        (["train", "cub"], "rankgrad: --data: the data set 'cub' needs a folder, say --data DIR"),
+        (["train", "digits", "lrr=1"], "rankgrad: lrr: unknown setting, did you mean 'lr'?"),
+        (["train", "digits", "lamm=3"], "rankgrad: lamm: unknown setting, did you mean 'lam'?"),
+        (["train", "digits", "device=tpu"], "rankgrad: device: unknown value 'tpu', say auto, cpu or cuda"),
+        (
+            ["train", "digits", "loss.lamb=1"],
+            "rankgrad: loss.lamb: unknown argument of RecallLoss, did you mean 'lam'?",
+        ),
+        (
+            ["train", "digits", "sampler=superlabels", "batch.size=80"],
+            "rankgrad: batch.sampler: digits has no super-labels, use classes",
+        ),
+        (
+            ["train", "digits", "batch.size=500"],
+            "rankgrad: batch.size: expected at most 10 images of each of the 10 classes, received 500 (int)",
+        ),
+        (
+            ["train", "digits", "milestones=[1,"],
+            "rankgrad: milestones: expected YAML, received '[1,' (line 1: expected the node content, but found "
+            "'<stream end>')",
+        ),
+        (["eval", "no.safetensors"], "rankgrad: CHECKPOINT: no such file 'no.safetensors'"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli(*arguments) == message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu():
+    assert cli("train", "digits", "device=cuda") == "rankgrad: device: 'cuda' asked for, but torch finds no GPU"
+
+
+def test_a_checkpoint_of_somebody_else(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    assert "was not written by rankgrad" in cli("eval", tmp_path / "a.safetensors")
+    (tmp_path / "b.safetensors").write_text("hello")
+    assert "is not a safetensors file" in cli("eval", tmp_path / "b.safetensors")
+
+
+def test_checkpoints_carry_their_settings(trained):
+    folder, result, _ = trained
+    weights, notes = checkpoint.load_weights(folder / "best.safetensors")
+    assert notes["config"]["loss"]["name"] == "recall" and notes["metrics"]["R@1"] == result.best["R@1"]
+    assert weights["embedding.weight"].shape == (8, 512)
+
+
+def without(*packages):
+    """Run the command in a Python that lacks some packages."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({packages!r}))\nfrom rankgrad.lab.cli import main; main()"
+    )
+    return lambda *a: subprocess.run([sys.executable, "-c", code, *a], capture_output=True, text=True)
+
+
+def test_missing_packages_are_named_with_the_extra(tmp_path):
+    for package in ("typer", "rich", "yaml", "pydantic"):
+        out = without(package)("ls")
+        assert out.returncode == 1
+        assert out.stderr == f"rankgrad: {package} is not installed: pip install 'rankgrad[train]'\n"
+    out = without("torchvision", "torchvision.ops")("train", "digits", "--out", str(tmp_path / "a"))
+    assert "torchvision is not installed: pip install 'rankgrad[train]'" in out.stderr.splitlines()[-1]
+
+
+SMALL = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2"]
+SMALL += ["view.resize=16", "view.crop=12", "lr=1e-3", "epochs=1", "device=cpu"]
+
+
+def test_a_data_folder_named_as_the_recipe(tmp_path, monkeypatch):
+    """Not mistaken for a run, and nothing is written among the images."""
+    monkeypatch.chdir(tmp_path)
+    images.folder_set(tmp_path / "folder")
+    before = sorted(tmp_path.rglob("*"))
+    assert cli("train", "folder", "--data", "folder", *SMALL) == 0
+    assert sorted((tmp_path / "folder").rglob("*")) == [p for p in before if p != tmp_path / "folder"]
+    assert (tmp_path / "runs" / "folder" / "result.json").is_file()
+
+
+def test_seeds_go_on_as_seeds(tmp_path):
+    images.folder_set(tmp_path / "data")
+    out = tmp_path / "out"
+    assert cli("train", "folder", "--data", tmp_path / "data", "--out", out, "--seeds", 2, *SMALL) == 0
+    told = cli("train", "folder", "--data", tmp_path / "data", "--out", out, "--resume", *SMALL)
+    assert told == f"rankgrad: --resume: {out} was begun with --seeds, say how many again"
+    (out / "seed-0" / "state.pt").write_bytes(b"")
+    again = ["train", "folder", "--data", tmp_path / "data", "--out", out, "--resume", "--seeds", 2, *SMALL]
+    assert cli(*again).startswith(f"rankgrad: --resume: {out / 'seed-0' / 'state.pt'} cannot be read (")
+
+
+def test_names_of_files_that_are_no_utf8(tmp_path):
+    root = images.folder_set(tmp_path / "data")
+    for path in [next(folder.glob("*")) for folder in root.iterdir()]:
+        path.rename(os.fsdecode(os.fsencode(path.parent) + b"/caf\xe9.png"))
+    assert cli("train", "folder", "--data", root, "--out", tmp_path / "out", *SMALL) == 0
+    assert "caf\\udce9.png" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_folders_that_cannot_be_meant(tmp_path):
+    for part in ("train", "val"):
+        images.folder_set(tmp_path / "parts" / part)
+    told = cli("train", "folder", "--data", tmp_path / "parts", *SMALL)
+    assert told == "rankgrad: --data: expected train and test, or a folder for each class; found train, val"
+    assert cli("train", "digits", "--data", tmp_path).startswith("rankgrad: --data: the digits need no folder")
+    alone = images.folder_set(tmp_path / "alone")
+    for folder in alone.iterdir():
+        for path in sorted(folder.iterdir())[1:]:
+            path.unlink()
+    told = cli("train", "folder", "--data", alone, *SMALL)
+    assert told.startswith(
+        "rankgrad: --data: expected classes to train on, two at least, and two images of one; found"
+    )
+
+
+def test_places_that_cannot_be_written(trained, tmp_path):
+    _, _, root = trained
+    (tmp_path / "file").write_text("")
+    told = cli("train", "folder", "--data", root, "--out", tmp_path / "file" / "x", *SMALL)
+    assert told.startswith("rankgrad: ") and "file" in told
+    assert cli(
+        "embed", trained[0] / "best.safetensors", root, "--device", "tpu", "--out", tmp_path / "e.npz"
+    ).startswith("rankgrad: device: unknown value 'tpu'")
+
+
+def test_eval_on_all_of_another_folder(trained):
+    seen = []
+    for share in ([], ["test_share=1"]):
+        settings = [f"data.root={trained[2]}", *share]
+        weights, notes = checkpoint.load_weights(trained[0] / "best.safetensors")
+        _, config = recipes.checked(notes["config"], settings)
+        seen.append(len(read_sources(config.data, config.view, torch.device("cpu"), train=False)[1].images))
+        assert RetrievalTask.evaluate_checkpoint(config, weights, notes, torch.device("cpu"))
+    assert seen[1] == 2 * seen[0] == len([p for p in trained[2].rglob("*") if p.is_file()])
+    told = cli("train", "folder", "--data", trained[2], "test_share=1", *SMALL)
+    assert told.endswith("found 0 images of 0 classes")
+
+
+def test_eval_where_nothing_can_be_found(trained, tmp_path):
+    """No class has two images: there is no result, which is not the worst one."""
+    for number, path in enumerate(sorted(trained[2].rglob("*.*"))[:3]):
+        (tmp_path / f"class{number}").mkdir()
+        shutil.copy(path, tmp_path / f"class{number}")
+    told = cli("eval", trained[0] / "best.safetensors", "--data", tmp_path, "test_share=1")
+    assert told.startswith("rankgrad: --data: expected classes with two test images at least")
+
+
+def test_eval_of_what_is_no_checkpoint_of_these_settings(trained):
+    told = cli("eval", trained[0])
+    assert told.startswith("rankgrad: CHECKPOINT: expected a file, received the folder") and "best" in told
+    told = cli("eval", trained[0] / "best.safetensors", "backbone=resnet18")
+    assert told.startswith("rankgrad: model: expected the settings that the checkpoint was trained with")
+    assert len(told) < 400

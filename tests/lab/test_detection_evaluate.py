@@ -1,0 +1,147 @@
+"""Average precision of detections against loops from the devkit's definition and against pycocotools."""
+
+import contextlib
+import io
+import math
+
+import pytest
+import torch
+
+from rankgrad.lab.detection.data import Objects
+from rankgrad.lab.detection.evaluate import THRESHOLDS, evaluate
+
+import oracles_detection as oracle
+
+CLASSES = 4
+
+
+def random_boxes(n, generator, integers=False):
+    corner = torch.rand(n, 2, generator=generator) * 60
+    boxes = torch.cat([corner, corner + 5 + 30 * torch.rand(n, 2, generator=generator)], dim=1)
+    return boxes.round() if integers else boxes
+
+
+def random_case(seed, images=25, difficult=0.2, integers=False):
+    """Objects, and detections of which many are jittered objects, some doubled, some of another class."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(high):
+        return int(torch.randint(0, high, (1,), generator=generator))
+
+    objects, detections = [], []
+    for _ in range(images):
+        n = draw(6)
+        boxes = random_boxes(n, generator, integers)
+        labels = torch.randint(1, CLASSES, (n,), generator=generator)  # the last class has no object
+        objects.append(Objects(boxes, labels, torch.rand(n, generator=generator) < difficult))
+        copies = torch.randint(0, n, (2 * n,), generator=generator) if n else torch.zeros(0, dtype=torch.int64)
+        near = boxes[copies] + 4 * torch.randn(len(copies), 4, generator=generator)
+        if integers:
+            near = near.round()
+        near[:, 2:] = torch.maximum(near[:, 2:], near[:, :2] + 1)
+        far = random_boxes(draw(5), generator, integers)
+        found = torch.cat([near, far])
+        guessed = torch.cat([labels[copies], torch.randint(1, CLASSES + 1, (len(far),), generator=generator)])
+        scores = torch.rand(len(found), generator=generator)
+        scores = (8 * scores).round() / 8 if seed % 2 else scores  # ties
+        order = scores.argsort(descending=True, stable=True)
+        detections.append({"boxes": found[order], "labels": guessed[order], "scores": scores[order]})
+    return detections, objects
+
+
+def of_class(detections, objects, label):
+    found = [
+        (p, box, score)
+        for p, one in enumerate(detections)
+        for box, kind, score in zip(*(one[k].tolist() for k in ("boxes", "labels", "scores")), strict=True)
+        if kind == label
+    ]
+    there = {
+        p: [
+            (box, hard)
+            for box, kind, hard in zip(o.boxes.tolist(), o.labels.tolist(), o.difficult.tolist(), strict=True)
+            if kind == label
+        ]
+        for p, o in enumerate(objects)
+    }
+    return found, there, sum(not hard for kept in there.values() for _, hard in kept)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("integers", [False, True])
+def test_against_loops(seed, integers):
+    detections, objects = random_case(seed, integers=integers)
+    stand = evaluate(detections, objects, CLASSES)
+    for label in range(1, CLASSES + 1):
+        found, there, positives = of_class(detections, objects, label)
+        mine = (stand.area[label - 1], stand.eleven[label - 1], *stand.coco[:, label - 1])
+        if not positives:
+            assert all(math.isnan(value) for value in mine)
+            continue
+        points = oracle.curve(oracle.voc_outcomes(found, there), positives)
+        expected = [oracle.area(points), oracle.eleven_points(points)]
+        for threshold in THRESHOLDS:
+            outcomes = oracle.coco_outcomes(found, there, threshold)
+            expected.append(oracle.coco_points(oracle.curve(outcomes, positives)))
+        torch.testing.assert_close(
+            torch.stack(mine), torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=0
+        )
+
+
+@pytest.mark.parametrize("difficult", [0.0, 0.3])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_against_pycocotools(seed, difficult):
+    """Difficult objects excuse every detection of them, as COCO's crowds do, but overlap as all others do."""
+    coco_module = pytest.importorskip("pycocotools.coco")
+    from pycocotools.cocoeval import COCOeval
+
+    class OneOverlap(COCOeval):
+        def computeIoU(self, image, kind):  # noqa: N802
+            crowds = [(box, box["iscrowd"]) for box in self._gts[image, kind]]
+            for box, _ in crowds:
+                box["iscrowd"] = 0
+            found = super().computeIoU(image, kind)
+            for box, crowd in crowds:
+                box["iscrowd"] = crowd
+            return found
+
+    detections, objects = random_case(seed, difficult=difficult)
+    truth = coco_module.COCO()
+    boxes = [
+        {"bbox": [x0, y0, x1 - x0, y1 - y0], "category_id": kind, "image_id": p, "iscrowd": int(hard)}
+        for p, o in enumerate(objects)
+        for (x0, y0, x1, y1), kind, hard in zip(
+            o.boxes.double().tolist(), o.labels.tolist(), o.difficult.tolist(), strict=True
+        )
+    ]
+    boxes = [{**box, "id": i, "area": 1} for i, box in enumerate(boxes, 1)]
+    images = [{"id": p} for p in range(len(objects))]
+    truth.dataset = {"images": images, "annotations": boxes, "categories": [{"id": c + 1} for c in range(CLASSES)]}
+    found = [
+        {"image_id": p, "category_id": kind, "bbox": [x0, y0, x1 - x0, y1 - y0], "score": score}
+        for p, one in enumerate(detections)
+        for (x0, y0, x1, y1), kind, score in zip(
+            one["boxes"].double().tolist(), one["labels"].tolist(), one["scores"].tolist(), strict=True
+        )
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+        run = OneOverlap(truth, truth.loadRes(found), "bbox")
+        run.evaluate()
+        run.accumulate()
+    stand = evaluate(detections, objects, CLASSES)
+    precision = torch.from_numpy(run.eval["precision"][..., 0, -1])  # thresholds, recalls, classes; -1: no object
+    theirs = precision.masked_fill(precision < 0, torch.nan).nanmean(1)
+    assert 0.05 < float(theirs.nanmean()) < 0.95
+    torch.testing.assert_close(stand.coco.double(), theirs, atol=1e-9, rtol=0, equal_nan=True)
+
+
+def test_perfect_and_empty():
+    _, objects = random_case(3)
+    perfect = [{"boxes": o.boxes, "labels": o.labels, "scores": torch.ones(len(o.labels))} for o in objects]
+    stand = evaluate(perfect, objects, CLASSES)
+    assert stand.summary("x") == {"AP50 x": 100.0, "AP50-11 x": 100.0, "AP x": 100.0}
+    nothing = [{k: v[:0] for k, v in one.items()} for one in perfect]
+    assert evaluate(nothing, objects, CLASSES).summary("x") == {"AP50 x": 0.0, "AP50-11 x": 0.0, "AP x": 0.0}
+    with pytest.raises(ValueError, match="detections: expected those of 25 images, received 3"):
+        evaluate(perfect[:3], objects, CLASSES)
