@@ -1,12 +1,13 @@
 # make run    set up and run the main job on embedded data
 # make test   set up and run everything CI runs
+# make test-all   the same, and what takes long: trainers in several processes, every extra in a clean environment
 # make docs   set up and build the documentation: build/site/index.html
 # make figures   draw the figures of the documentation again; FIGURE="--run DIR --results DIR" for those that need them
 PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/.ready
 
-.PHONY: run test docs figures setup clean
+.PHONY: run test test-all docs figures setup clean
 
 run: $(READY)
 	$(BIN)/rankgrad train digits
@@ -17,6 +18,9 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/test_kernels_interpreted.py
+
+test-all: test
+	$(BIN)/python -m pytest -m "slow and not gpu"
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

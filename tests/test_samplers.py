@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from rankgrad import distributed
 from rankgrad.lab.detection.batches import AspectSampler
@@ -185,3 +185,27 @@ def test_labels_as_a_list():
         ClassSampler(LABELS / 2, size=16, per_class=4)
     with pytest.raises(ValueError, match=f"super_labels: expected one for each of the {len(LABELS)} labels"):
         SuperLabelSampler(LABELS, LABELS[:-1], size=16, per_class=4, batches_per_pair=1)
+
+
+def test_what_trainers_read():
+    sampler = by_class()
+    assert isinstance(sampler, torch.utils.data.BatchSampler)
+    assert (sampler.batch_size, sampler.drop_last, len(sampler)) == (24, True, 6)
+    sampler.load_state_dict({"step": 8})
+    sampler.set_epoch(1)
+    assert sampler.step == 8  # in the middle of that epoch already
+    sampler.sampler.set_epoch(3)
+    assert sampler.step == 18
+
+
+def test_the_part_by_a_distributed_sampler():
+    """As beside tensor parallelism, where not every process has data of its own."""
+    rows = range(len(LABELS))
+    parts = [next(iter(by_class(sampler=DistributedSampler(rows, 3, rank)))) for rank in range(3)]
+    assert [row for part in parts for row in part] == by_class().at(0).tolist()
+    with pytest.raises(ValueError, match=r"^size: expected a multiple of the 7 processes, received 24"):
+        next(iter(by_class(sampler=DistributedSampler(rows, 7, 0))))
+    with pytest.raises(ValueError, match=r"^sampler: expected a torch.utils.data.DistributedSampler or None"):
+        by_class(sampler=torch.utils.data.SequentialSampler(rows))
+    with pytest.raises(TypeError, match="use_distributed_sampler=False"):  # as Lightning attempts it
+        ClassSampler(DistributedSampler(rows, 2, 0), batch_size=24, drop_last=True)

@@ -1,17 +1,24 @@
 """Which rows form a batch. A batch is a function of (seed, step): easy to resume and to split.
 
-The samplers yield global batches of row numbers; several processes each take their part of the same batch
-(:func:`rankgrad.distributed.share`). They can serve as ``batch_sampler`` of a torch DataLoader. Its workers draw
-batches ahead: to resume there, count your own steps and say ``load_state_dict({"step": steps})``.
+The samplers are torch ``BatchSampler``: give one to a DataLoader as ``batch_sampler``. Its workers draw batches
+ahead: to resume there, count your own steps and say ``load_state_dict({"step": steps})``.
+
+**Several processes.** One rule: a sampler plans whole batches, the same in every process, and gives each process
+its part of every batch, in a plain loop and under Lightning. Only accelerate divides batches itself, in
+``Accelerator.prepare`` and in the Hugging Face trainers built on it. So where an ``Accelerator`` exists the
+sampler hands over whole batches: one for each process, or one divided among them with ``split_batches=True``.
+``shard=`` overrules this.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler, DistributedSampler
 
 from rankgrad import _check, distributed
 
@@ -21,18 +28,65 @@ def random_order(count: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(count, generator=generator, device=generator.device)
 
 
-class Batches:
+def _accelerate_divides() -> bool:
+    """Whether this process has an Accelerator, whose ``prepare`` divides the batches of a loader."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and bool(state.is_initialized())
+
+
+class Batches(BatchSampler):
     """Epochs of batches, each epoch planned at once from (seed, epoch).
 
     A DataLoader with workers draws batches ahead of those you have seen, and :meth:`state_dict` counts what was
     drawn. So count your own steps, and resume by ``load_state_dict({"step": steps})``.
+
+    Args:
+        size: Rows of a batch, over all processes where the sampler divides it.
+        seed: Which epochs are drawn.
+        sampler: A ``DistributedSampler``, as Lightning hands one over: this process's part is the one of its
+            ``rank`` among ``num_replicas``. None: of this process in ``torch.distributed``.
+        shard: Whether iterating gives this process's part of each batch (True) or whole batches (False). None:
+            parts, unless an ``Accelerator`` exists, which divides batches itself.
     """
 
-    def __init__(self, size: int, seed: int) -> None:
+    drop_last = True  # all batches are full
+
+    def __new__(cls, *args: object, **kwargs: object) -> Batches:
+        """Refuse what Lightning attempts with a loader made outside of its hooks, and say what to do."""
+        if args and isinstance(args[0], DistributedSampler):
+            raise TypeError(
+                f"{cls.__name__}: expected labels first, received a {type(args[0]).__name__}. Under Lightning, "
+                "make the loader inside train_dataloader, or say Trainer(use_distributed_sampler=False): the "
+                "sampler divides its batches among the processes itself"
+            )
+        return super().__new__(cls)
+
+    def __init__(
+        self, size: int, seed: int, sampler: DistributedSampler[int] | None = None, shard: bool | None = None
+    ) -> None:
         self.size = _check.count("size", size, at_least=1)
         self.seed = _check.count("seed", seed, at_least=0)
+        if sampler is not None and not isinstance(sampler, DistributedSampler):
+            raise _check.fail("sampler", "a torch.utils.data.DistributedSampler or None", sampler)
+        self._process = None if sampler is None else (sampler.rank, sampler.num_replicas)
+        self.shard = shard
         self.step = 0
         self._plans: dict[tuple[int, int], Tensor] = {}  # of the last two epochs, by (seed, epoch)
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        """Rows of a whole batch."""
+        return self.size
+
+    @property
+    def sampler(self) -> Batches:  # type: ignore[override]
+        """Itself: accelerate and Lightning look here for :meth:`set_epoch`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch with the next loop; in the middle of it already, stay there."""
+        if self.step // len(self) != _check.count("epoch", epoch, at_least=0):
+            self.step = epoch * len(self)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -54,13 +108,23 @@ class Batches:
         return plans[key]
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This process's part of the remaining batches of the epoch; the next epoch follows with the next loop."""
+        """The remaining batches of the epoch, or this process's part; then a new loop begins the next."""
+        sharded = not _accelerate_divides() if self.shard is None else self.shard
         while True:
-            batch = distributed.share(self.at(self.step)).tolist()
+            whole = self.at(self.step)
+            batch = (self._part(whole) if sharded else whole).tolist()
             self.step += 1
             yield batch
             if self.step % len(self) == 0:
                 return
+
+    def _part(self, batch: Tensor) -> Tensor:
+        if self._process is None:
+            return distributed.share(batch)
+        rank, count = self._process
+        if len(batch) % count:
+            raise _check.fail("size", f"a multiple of the {count} processes", len(batch))
+        return batch.chunk(count)[rank]
 
     def state_dict(self) -> dict[str, int]:
         """How many batches were drawn; for a DataLoader with workers, more than you have seen."""
@@ -99,6 +163,7 @@ class ClassSampler(Batches):
         size: Batch size, a multiple of ``per_class``.
         per_class: K.
         seed: Which epochs are drawn.
+        sampler, shard: Which part of a batch this process gets; as in :class:`Batches`, nearly never needed.
 
     Example:
         >>> from rankgrad.samplers import ClassSampler
@@ -108,8 +173,17 @@ class ClassSampler(Batches):
         (5, 3)
     """
 
-    def __init__(self, labels: Tensor | Sequence[int], *, size: int, per_class: int, seed: int = 0) -> None:
-        super().__init__(size, seed)
+    def __init__(
+        self,
+        labels: Tensor | Sequence[int],
+        *,
+        size: int,
+        per_class: int,
+        seed: int = 0,
+        sampler: DistributedSampler[int] | None = None,
+        shard: bool | None = None,
+    ) -> None:
+        super().__init__(size, seed, sampler, shard)
         self.per_class = _check.count("per_class", per_class, at_least=1)
         labels = _numbers("labels", labels)
         self._classes = list(_rows_by(labels).values())
@@ -162,6 +236,7 @@ class SuperLabelSampler(Batches):
         per_class: Images in a group.
         batches_per_pair: 10 for Stanford Online Products, 4 for In-shop in the paper.
         seed: Which epochs are drawn.
+        sampler, shard: Which part of a batch this process gets; as in :class:`Batches`, nearly never needed.
     """
 
     def __init__(
@@ -173,8 +248,10 @@ class SuperLabelSampler(Batches):
         per_class: int,
         batches_per_pair: int,
         seed: int = 0,
+        sampler: DistributedSampler[int] | None = None,
+        shard: bool | None = None,
     ) -> None:
-        super().__init__(size, seed)
+        super().__init__(size, seed, sampler, shard)
         self.per_class = _check.count("per_class", per_class, at_least=1)
         self.batches_per_pair = _check.count("batches_per_pair", batches_per_pair, at_least=1)
         if size % (2 * per_class):
