@@ -209,3 +209,50 @@ def ndcg(scores, relevance, k=None, gain="linear", mask=None):
     best = sorted((gains[i] for i in order), reverse=True)
     ideal = sum(g / math.log2(1 + place) for place, g in enumerate(best[:k], start=1))
     return None if ideal == 0 else value / ideal
+
+
+# ------------------------------------------------------------------------------------------- embeddings
+
+
+def lists_of_a_batch(units, labels, items, memory):
+    """Every query's lists: (query, candidates, relevance); a candidate is (row, number in the batch or None).
+
+    ``memory``: rows, labels and items (-1: no item) of what is remembered. ``items`` None: a row is its own item.
+    """
+    lists = []
+    for q in range(len(units)):
+        fresh = [
+            (units[j], labels[j], j)
+            for j in range(len(units))
+            if (j != q if items is None else items[j] != items[q])
+        ]
+        remembered = [
+            (row, label, None)
+            for row, label, item in memory
+            if items is None or item == -1 or item != items[q]
+        ]
+        for kind in (fresh, remembered):
+            lists.append((q, [(row, j) for row, _, j in kind], [bool(label == labels[q]) for _, label, _ in kind]))
+    return lists
+
+
+def embedding_loss(units, labels, form, *, lam=None, window=None, margin=0.0, items=None, memory=()):
+    """Loss of a batch of rows of length one and its gradient with respect to them, list by list.
+
+    Lists of fresh and of remembered candidates, each with its own n; one mean over all that count.
+    """
+    lists = [one for one in lists_of_a_batch(units, labels, items, memory) if any(one[2])]
+    value, gradient = 0.0, np.zeros_like(units)
+    for q, candidates, relevance in lists:
+        scores = np.array([sum(a * b for a, b in zip(units[q], row, strict=True)) for row, _ in candidates])
+        value += list_loss(scores, relevance, form, margin) / len(lists)
+        if window is None:
+            change = rank_changes(scores, relevance, form, lam, len(lists), margin)
+            grads = change / (lam * len(scores))
+        else:
+            grads = window_gradient(scores[None], [relevance], form, window, margin)[0] / len(lists)
+        for g, (row, j) in zip(grads, candidates, strict=True):
+            gradient[q] += g * row
+            if j is not None:
+                gradient[j] += g * units[q]
+    return value, gradient

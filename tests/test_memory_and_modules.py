@@ -24,6 +24,12 @@ def batch(n=12, dim=6, classes=4, seed=0, dtype=torch.float64):
     return embeddings, torch.randint(classes, (n,), generator=g)
 
 
+def trained(n=12, seed=0):
+    """A batch with a gradient: only such are remembered."""
+    embeddings, labels = batch(n, seed=seed, dtype=torch.float32)
+    return embeddings.requires_grad_(), labels
+
+
 def expected_loss(form, lam, margin, queries, labels, candidates, candidate_labels, own=None):
     """Value and gradient with respect to the similarity matrix, by the oracle."""
     scores = (F.normalize(queries, dim=1) @ F.normalize(candidates, dim=1).T).numpy()
@@ -75,42 +81,21 @@ def test_references_replace_the_batch(make, form):
         assert r.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize(("make", "form"), MODULES)
-def test_embedding_memory_is_extra_candidates_from_the_first_step(make, form):
-    loss = make(memory=2)
-    seen = []
-    for step, n in enumerate([12, 7, 15, 15, 3, 9]):  # batch sizes vary: padding must not be seen
-        embeddings, labels = batch(n, seed=step)
-        x = embeddings.clone().requires_grad_()
-        out = loss(x, labels)
-        old = seen[-2:]
-        candidates = torch.cat([embeddings, *(e for e, _ in old)])
-        candidate_labels = torch.cat([labels, *(c for _, c in old)])
-        value, grad = expected_loss(form, 5.0, 0.1, embeddings, labels, candidates, candidate_labels, np.arange(n))
-        assert math.isclose(out.item(), value, rel_tol=1e-12, abs_tol=1e-12)
-        out.backward()
-        y = embeddings.clone().requires_grad_()
-        unit = F.normalize(y, dim=1)
-        past = F.normalize(candidates[n:], dim=1)
-        (unit @ torch.cat([unit, past]).T).backward(torch.from_numpy(grad))
-        torch.testing.assert_close(x.grad, y.grad)
-        seen.append((embeddings, labels))
-
-
 def test_items_of_few_bits():
     """What is remembered has no item; in 8 bits its mark would be item 255."""
     values = []
     for dtype in (torch.int64, torch.uint8):
         loss = rankgrad.RecallLoss(memory=2)
         items = torch.arange(244, 256).to(dtype)
-        values.append([float(loss(*batch(seed=step), items=items)) for step in range(3)])
+        batches = [batch(seed=step) for step in range(3)]
+        values.append([float(loss(x.requires_grad_(), labels, items=items)) for x, labels in batches])
     assert values[0] == values[1]
 
 
 def test_memory_fills_only_while_training_and_resets():
     loss = rankgrad.RecallLoss(memory=2)
     embeddings, labels = batch(dtype=torch.float32)
-    fresh = loss(embeddings, labels)
+    fresh = loss(embeddings.requires_grad_(), labels)
     assert loss.memory.valid.sum() == 12
     loss.eval()
     loss(embeddings, labels)
@@ -126,7 +111,7 @@ def test_the_ring_holds_the_last_batches(sizes, size):
     batches = [(torch.full((n, 2), float(k)), torch.full((n,), k)) for k, n in enumerate(sizes)]
     for embeddings, labels in batches:
         memory.push(embeddings, labels)
-    embeddings, labels, valid = memory.candidates()
+    embeddings, labels, _, valid = memory.candidates()
     kept = batches[len(batches) - size :] if size < len(batches) else batches
     expected = sorted(int(c) for _, kept_labels in kept for c in kept_labels) if size else []
     assert sorted(labels[valid].tolist()) == expected
@@ -147,7 +132,7 @@ def test_memory_does_not_keep_the_graph_nor_break_backward():
 
 def test_state_dict_deepcopy_pickle_and_another_padding():
     for make, feed in (
-        (lambda: rankgrad.RecallLoss(memory=2), lambda m, s, n: m(*batch(n, seed=s, dtype=torch.float32))),
+        (lambda: rankgrad.RecallLoss(memory=2), lambda m, s, n: m(*trained(n, seed=s))),
         (
             lambda: rankgrad.ClassRankingLoss(memory=2),
             lambda m, s, n: m(batch(n, seed=s, dtype=torch.float32)[0], batch(n, seed=s)[0] > 1),
@@ -178,13 +163,13 @@ def test_state_dict_deepcopy_pickle_and_another_padding():
 
 def test_to_moves_the_memory():
     loss = rankgrad.RecallLoss(memory=1, weight=torch.tensor([0.5, 0.25]))
-    loss(*batch(dtype=torch.float32))
+    loss(*trained())
     loss.to("meta")
     assert {b.device.type for b in loss.buffers()} == {"meta"}
     half = rankgrad.RecallLoss(memory=1)
-    half(*batch(dtype=torch.float32))
+    half(*trained())
     half.half()
-    assert half(*batch(seed=1, dtype=torch.float32)).isfinite()
+    assert half(*trained(seed=1)).isfinite()
 
 
 def test_repr_says_what_was_set():
@@ -279,7 +264,7 @@ def test_class_ranking_memory_fills_only_while_training():
 def test_candidates_are_a_copy():
     memory = rankgrad.EmbeddingMemory(1)
     memory.push(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64))
-    embeddings, _, _ = memory.candidates()
+    embeddings, *_ = memory.candidates()
     memory.push(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
     assert (embeddings == 1).all()
     scores = rankgrad.ScoreMemory(1)
@@ -317,7 +302,7 @@ def test_inference_mode_between_training_steps():
 
 def test_a_copy_made_in_inference_mode_loads():
     loss = rankgrad.RecallLoss(memory=1)
-    embeddings, labels = batch(dtype=torch.float32)
+    embeddings, labels = trained()
     loss(embeddings, labels)
     with torch.inference_mode():
         twin = copy.deepcopy(loss)
@@ -335,14 +320,13 @@ def test_bf16_embeddings_are_normalised_in_float32():
 
 def test_labels_of_another_integer_type_do_not_wrap():
     loss = rankgrad.RecallLoss(memory=1, margin=0.0)
-    embeddings, _ = batch(4, dtype=torch.float32)
+    embeddings, _ = trained(4)
     loss(embeddings, torch.tensor([256, 257, 258, 259]))
     assert loss(embeddings, torch.tensor([0, 1, 2, 3], dtype=torch.uint8)) == 0  # nobody has a partner
 
 
 def test_unit_length_is_torchs_normalize_and_differentiable_twice():
     rows = torch.randn(5, 7, dtype=torch.float64)
-    rows[2] = 0
     results = []
     for normalise in (unit_length, torch.nn.functional.normalize):
         x = rows.clone().requires_grad_()
@@ -354,6 +338,48 @@ def test_unit_length_is_torchs_normalize_and_differentiable_twice():
     x = rows[:2].clone().requires_grad_()
     assert torch.autograd.gradcheck(unit_length, x)
     assert torch.autograd.gradgradcheck(unit_length, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_short_rows_have_a_bounded_gradient_and_zeros_none(dtype, compiled):
+    """x / |x| has a gradient of 1 / |x|: below 1e-6 (fp16: 1e-3) the factor goes to 0 with the length."""
+    least = 1e-3 if dtype == torch.float16 else 1e-6
+    lengths = torch.tensor([0.0, 1e-30, least / 10, least, 1e-2, 1e10 if dtype != torch.float16 else 1e3])
+    rows = (torch.tensor([0.6, 0.8]) * lengths.unsqueeze(1)).to(dtype).requires_grad_()
+    torch._dynamo.reset()
+    run = torch.compile(unit_length, backend="eager", fullgraph=True) if compiled else unit_length
+    unit = run(rows)
+    unit.backward(torch.tensor([0.8, -0.6], dtype=unit.dtype).expand(6, 2))  # at a right angle: times the factor
+    factor = rows.grad.double().norm(dim=1)
+    exact = rows.detach().double().norm(dim=1)
+    expected = torch.minimum(1 / exact, exact / least**2)
+    torch.testing.assert_close(factor, expected, rtol=2e-2, atol=1e-6)
+    assert (rows.grad[0] == 0).all() and factor.max() <= 1.01 / least
+    assert torch.equal(unit[0], torch.zeros_like(unit[0]))
+
+
+def test_a_zero_embedding_in_a_loss():
+    for dtype in (torch.float16, torch.float32):
+        embeddings, labels = batch(32, 16, dtype=torch.float32)
+        embeddings[3] = 0
+        x = embeddings.to(dtype).requires_grad_()
+        rankgrad.AveragePrecisionLoss(window=0.1)(x, labels).backward()
+        assert (x.grad[3] == 0).all() and x.grad.isfinite().all() and (x.grad != 0).any()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_labels_of_no_class(compiled, wrong):
+    """An error on the CPU in every mode; elsewhere a NaN loss with a NaN gradient (tests/test_gpu.py)."""
+    torch._dynamo.reset()
+    loss = rankgrad.ProxyRankingLoss(4, 6)
+    run = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
+    embeddings, labels = batch(dtype=torch.float32)
+    assert run(embeddings, labels).isfinite()
+    labels[5] = wrong
+    with pytest.raises(ValueError, match=rf"labels: expected 0 to 3 \(num_classes - 1\), received {wrong}"):
+        run(embeddings, labels)
 
 
 def test_ties_of_the_pooled_list_go_by_item():

@@ -14,20 +14,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-def active() -> bool:
-    """Whether there is more than one process."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+from rankgrad import _check
 
 
-def count() -> int:
+def active(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether there is more than one process (in the group)."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
+def count(group: dist.ProcessGroup | None = None) -> int:
     """How many processes there are."""
-    return dist.get_world_size() if active() else 1
+    return dist.get_world_size(group) if active(group) else 1
 
 
-def rank() -> int:
+def rank(group: dist.ProcessGroup | None = None) -> int:
     """Which of them this is; 0 is the one that writes files."""
-    return dist.get_rank() if active() else 0
+    return dist.get_rank(group) if active(group) else 0
 
 
 def start(device: torch.device) -> torch.device:
@@ -59,67 +61,101 @@ def same_everywhere(value: Any) -> Any:
     return box[0]
 
 
-def _sizes(rows: Tensor) -> list[int]:
+class Processes:
+    """The processes that share a batch: this one alone, those of a group, or all there are.
+
+    Beside tensor or pipeline parallelism the group is that of the data-parallel processes, the one
+    DistributedDataParallel has. A copy of a loss has the same group, which itself cannot be copied.
+
+    Args:
+        shared: Whether the batch is shared at all.
+        group: A group of torch.distributed; None: all processes.
+    """
+
+    def __init__(self, shared: bool, group: dist.ProcessGroup | None) -> None:
+        if group is not None and not shared:
+            raise _check.fail("process_group", "None without distributed=True", group)
+        self.shared, self.group = bool(shared), group
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
+        return self
+
+    @property
+    def several(self) -> bool:
+        """Whether somebody else has a part of the batch."""
+        return self.shared and active(self.group)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """As :func:`gather`, of these processes."""
+        return gather(rows, self.group) if self.shared else rows
+
+    def total(self, value: Tensor) -> Tensor:
+        """As :func:`total`, of these processes."""
+        return total(value, self.group) if self.shared else value
+
+    def numbered(self, rows: int, device: torch.device) -> Tensor:
+        """Numbers for this process's rows that none of the others gives."""
+        own = rank(self.group) if self.several else 0
+        return torch.arange(rows, device=device) + (own << 40)
+
+
+def _sizes(rows: Tensor, group: dist.ProcessGroup | None) -> list[int]:
     own = torch.tensor([len(rows)], device=rows.device)
-    sizes = [torch.empty_like(own) for _ in range(count())]
-    dist.all_gather(sizes, own)
+    sizes = [torch.empty_like(own) for _ in range(count(group))]
+    dist.all_gather(sizes, own, group=group)
     return [int(size) for size in torch.cat(sizes)]
 
 
-def _gathered(rows: Tensor, sizes: list[int]) -> Tensor:
+def _gathered(rows: Tensor, sizes: list[int], group: dist.ProcessGroup | None) -> Tensor:
     padded = rows.new_zeros(max(sizes), *rows.shape[1:])
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
+    dist.all_gather(parts, padded, group=group)
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        sizes = _sizes(rows)
-        ctx.begin, ctx.size = sum(sizes[: rank()]), len(rows)
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        sizes = _sizes(rows, group)
+        ctx.begin, ctx.size, ctx.group = sum(sizes[: rank(group)]), len(rows), group
         if rows.dtype == torch.bool:
-            return _gathered(rows.to(torch.uint8), sizes).bool()
-        return _gathered(rows, sizes)
+            return _gathered(rows.to(torch.uint8), sizes, group).bool()
+        return _gathered(rows, sizes, group)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(grad)
-        return grad[ctx.begin : ctx.begin + ctx.size]
+        dist.all_reduce(grad, group=ctx.group)
+        return grad[ctx.begin : ctx.begin + ctx.size], None
 
 
 class _Total(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
         value = value.clone()
-        dist.all_reduce(value)
+        dist.all_reduce(value, group=group)
         return value
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0].clone()
-        dist.all_reduce(grad)
-        return grad
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
 
 
-def gather(rows: Tensor) -> Tensor:
+def gather(rows: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """All processes' rows in the order of their ranks, ``[sum of B, ...]``; gradients return to their owner.
 
     Processes may have different numbers of rows (the sizes are exchanged first).
     """
-    return cast(Tensor, _Gather.apply(rows)) if active() else rows
+    return cast(Tensor, _Gather.apply(rows, group)) if active(group) else rows
 
 
-def total(value: Tensor) -> Tensor:
+def total(value: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The sum over processes, with gradient."""
-    return cast(Tensor, _Total.apply(value)) if active() else value
-
-
-def numbered(rows: int, device: torch.device) -> Tensor:
-    """Numbers for this process's rows that no other process gives."""
-    return torch.arange(rows, device=device) + (rank() << 40)
+    return cast(Tensor, _Total.apply(value, group)) if active(group) else value
 
 
 def wait() -> None:

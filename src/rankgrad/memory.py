@@ -1,4 +1,4 @@
-"""Score and embedding memory: the last batches as extra candidates (paper, section 4.3).
+"""Score and embedding memory: the last batches as further candidates (paper, section 4.3).
 
 A ring of ``size`` slots, one batch each, padded to the largest batch seen. What is valid and where the next
 batch goes lives in buffers on the device: nothing waits for the GPU, and a state_dict holds it all.
@@ -168,7 +168,7 @@ class ScoreMemory(_Ring):
 
 
 class EmbeddingMemory(_Ring):
-    """Embeddings and labels of the last ``size`` batches, detached.
+    """Embeddings of the last ``size`` batches, detached, with their labels and item numbers.
 
     Args:
         size: How many batches to keep; 0 keeps nothing.
@@ -176,27 +176,42 @@ class EmbeddingMemory(_Ring):
     Example:
         >>> memory = rankgrad.EmbeddingMemory(3)
         >>> memory.push(torch.rand(4, 16), torch.tensor([0, 0, 1, 1]))
-        >>> embeddings, labels, valid = memory.candidates()
-        >>> embeddings.shape, valid.sum()
-        (torch.Size([12, 16]), tensor(4))
+        >>> embeddings, labels, items, valid = memory.candidates()
+        >>> embeddings.shape, items[valid], valid.sum()
+        (torch.Size([12, 16]), tensor([-1, -1, -1, -1]), tensor(4))
     """
 
-    fields = ("embeddings", "labels", "valid")
+    fields = ("embeddings", "labels", "items", "valid")
 
-    def push(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Take in a batch, ``[B, dim]`` and ``[B]``, in place of the oldest."""
+    def push(self, embeddings: Tensor, labels: Tensor, items: Tensor | None = None) -> None:
+        """Take in a batch in place of the oldest.
+
+        Args:
+            embeddings: ``[B, dim]``. A row with a NaN is left out.
+            labels: ``[B]`` integers.
+            items: ``[B]`` integers >= 0: which image each row is; without them -1 is kept, the number of no image.
+        """
         embeddings = _check.floating("embeddings", embeddings, ndim=2)
         labels = _check.per_row("labels", labels, "embeddings", embeddings)
+        items = torch.full_like(labels, -1, dtype=torch.int64) if items is None else items
+        items = _check.per_row("items", items, "embeddings", embeddings)
         self._check_fits("embeddings", embeddings)
         if self.size == 0:
             return
         kept = embeddings.detach().to(compute_dtype(embeddings.dtype))
         sound = ~kept.isnan().any(1)  # a row with a NaN would come back as a candidate for steps to come
-        self._push(kept.where(sound.unsqueeze(1), 0), labels.long(), sound)
+        self._push(kept.where(sound.unsqueeze(1), 0), labels.long(), items.long(), sound)
 
-    def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Embeddings ``[rows, dim]``, labels and validity ``[rows]``; no rows before the first batch."""
+    def candidates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Embeddings ``[rows, dim]``, labels, item numbers and validity ``[rows]``; no rows before the first batch."""
         if not self.rows:
             nothing = self.position.new_empty(0)
-            return nothing.float().reshape(0, 0), nothing, nothing.bool()
-        return self._rows("embeddings").clone(), self._rows("labels").clone(), self._rows("valid").clone()
+            return nothing.float().reshape(0, 0), nothing, nothing, nothing.bool()
+        embeddings, labels, items, valid = (self._rows(name).clone() for name in self.fields)
+        return embeddings, labels, items, valid
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        labels = state_dict.get(prefix + "labels")
+        if labels is not None and prefix + "items" not in state_dict:  # saved before items were remembered
+            state_dict[prefix + "items"] = torch.full_like(labels, -1, dtype=torch.int64)
+        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -23,36 +23,75 @@ class Pairs(NamedTuple):
     mask: Tensor | None
 
 
+class Lookup(NamedTuple):
+    """Queries and candidates of unit length with their labels, before any score is computed.
+
+    ``own`` and ``rows`` are numbers: a query and a candidate of the same number are one and the same, and the
+    candidate does not exist for that query. ``own`` None: all exist. ``valid``, ``[candidates]``: which candidates
+    exist for anybody; None: all.
+    """
+
+    queries: Tensor
+    labels: Tensor
+    own: Tensor | None
+    candidates: Tensor
+    candidate_labels: Tensor
+    rows: Tensor
+    valid: Tensor | None = None
+
+    def relevance_and_mask(self) -> tuple[Tensor, Tensor | None]:
+        """Which candidates are relevant to which query, and which exist: ``[queries, candidates]``."""
+        mask = None if self.own is None else self.own.unsqueeze(1) != self.rows
+        if self.valid is not None:
+            mask = self.valid.expand(len(self.labels), -1) if mask is None else mask & self.valid
+        return self.labels.unsqueeze(1) == self.candidate_labels, mask
+
+    def pairs(self) -> Pairs:
+        """The score lists, by one product of matrices."""
+        with without_autocast(self.queries.device.type):
+            scores = self.queries @ self.candidates.T.to(self.queries.dtype)
+        return Pairs(scores, *self.relevance_and_mask())
+
+
 class _UnitLength(torch.autograd.Function):
-    """torch's normalize in three launches forward and four backward, a third of what autograd makes of it."""
+    """Rows of length one, in three launches forward and six backward, half of what autograd makes of it."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min_(_SHORTEST)
-        unit: Tensor = rows / length
+    def forward(ctx: Any, rows: Tensor, least: float) -> Tensor:
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        unit: Tensor = rows / length.clamp_min(_SHORTEST)
         ctx.save_for_backward(rows, unit, length)
+        ctx.least = least
         return unit
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         rows, unit, length = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody may differentiate once more
-            length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(_SHORTEST)
-            unit = rows / length
+            length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+            unit = rows / length.clamp_min(_SHORTEST)
         along = (grad * unit).sum(-1, keepdim=True)
-        across: Tensor = torch.addcmul(grad, unit, along, value=-1) / length
-        return across
+        across = torch.addcmul(grad, unit, along, value=-1)
+        return across * torch.minimum(length.reciprocal(), length / ctx.least**2), None
 
 
 def unit_length(embeddings: Tensor) -> Tensor:
-    """L2-normalise rows in float32 (float64 stays), whatever autocast says.
+    r"""L2-normalise rows in float32 (float64 stays), whatever autocast says.
 
     In bf16 16,000 cosines fall onto some 46 values, nearly all of them ties.
+
+    The gradient of :math:`x / |x|` grows like :math:`1 / |x|`, without bound. Below a length of
+    :math:`\epsilon = 10^{-6}` (:math:`10^{-3}` for fp16, whose numbers end at 65,504) the factor is
+    :math:`|x| / \epsilon^2` instead: at most :math:`1 / \epsilon`, and 0 for a row of zeros, which has no direction.
     """
+    least = 1e-3 if embeddings.dtype == torch.float16 else 1e-6
     with without_autocast(embeddings.device.type):
         rows = embeddings.to(compute_dtype(embeddings.dtype))
         if is_plain_call(rows):
-            return _UnitLength.apply(rows)  # type: ignore[no-any-return]
+            return _UnitLength.apply(rows, least)  # type: ignore[no-any-return]
+        length = torch.linalg.vector_norm(rows.detach(), dim=-1, keepdim=True)
+        bounded = (length / least).square().clamp(max=1)
+        rows = rows.detach() + bounded * (rows - rows.detach())  # the same rows; their gradient times the factor
         return F.normalize(rows, dim=-1, eps=_SHORTEST)
 
 
@@ -109,38 +148,20 @@ def retrieval_pairs(
         ``query_index`` says so.
     """
     check_batch(embeddings, labels, ref_embeddings, ref_labels, query_index)
-    queries = unit_length(embeddings)
-    return pairs_of(queries, labels, *candidates_of(queries, labels, ref_embeddings, ref_labels, query_index))
+    return lookup(unit_length(embeddings), labels, ref_embeddings, ref_labels, query_index).pairs()
 
 
-def candidates_of(
+def lookup(
     queries: Tensor,
     labels: Tensor,
     ref_embeddings: Tensor | None,
     ref_labels: Tensor | None,
     query_index: Tensor | None,
     items: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Candidates of unit length (the references or the batch), their labels, and who is who.
-
-    The last two are numbers: of each query (None: it is no candidate) and of each candidate.
-    """
+) -> Lookup:
+    """Queries of unit length against the references, or against each other."""
     if ref_embeddings is None or ref_labels is None:
         numbers = torch.arange(len(labels), device=labels.device) if items is None else items
-        return queries, labels, numbers, numbers
-    return (
-        unit_length(ref_embeddings),
-        ref_labels,
-        query_index,
-        torch.arange(len(ref_labels), device=labels.device),
-    )
-
-
-def pairs_of(
-    queries: Tensor, labels: Tensor, candidates: Tensor, candidate_labels: Tensor, own: Tensor | None, rows: Tensor
-) -> Pairs:
-    """Score lists from rows of unit length; a query and a candidate of the same number are one and the same."""
-    with without_autocast(queries.device.type):
-        scores = queries @ candidates.T.to(queries.dtype)
-    mask = None if own is None else own.unsqueeze(1) != rows
-    return Pairs(scores, labels.unsqueeze(1) == candidate_labels, mask)
+        return Lookup(queries, labels, numbers, queries, labels, numbers)
+    rows = torch.arange(len(ref_labels), device=labels.device)
+    return Lookup(queries, labels, query_index, unit_length(ref_embeddings), ref_labels, rows)

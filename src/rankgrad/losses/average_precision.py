@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad import _check
@@ -140,16 +141,21 @@ def check_classes(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> tup
 class AveragePrecisionLoss(EmbeddingLoss):
     """Average precision loss on a batch of embeddings; see :func:`average_precision_loss`.
 
-    Every embedding is a query against all others (itself excluded) and the memory. Any class sizes.
+    Every embedding is a query with a list of all others (itself excluded), and a second list of what the memory
+    holds. Any class sizes.
 
     Args:
         lam: Interpolation strength, > 0; 0.2 if neither it nor ``window`` is given.
         margin: Score margin, in cosine similarity.
         log: Average -log(precision) instead of 1 - precision.
-        memory: How many past batches serve as extra candidates.
-        max_relevant: As in :func:`recall_loss`: the most partners an item can have, memory included.
+        memory: How many past batches to remember. Their embeddings, as they were then, make a second list for every
+            query, less older copies of the query itself (see ``items``); all lists that count have the same weight.
+            They are never ranked against fresh ones: a network could then lower the loss by moving all embeddings
+            away from the remembered ones.
+        max_relevant: As in :func:`recall_loss`: the most partners an item can have in the batch, or in the memory.
         distributed: With several processes, take the batches of all of them as one; see :class:`RecallLoss`.
         window: Instead of ``lam``, as in :func:`recall_loss`.
+        process_group: As in :class:`RecallLoss`.
     """
 
     def __init__(
@@ -161,8 +167,9 @@ class AveragePrecisionLoss(EmbeddingLoss):
         max_relevant: int | None = None,
         distributed: bool = False,
         window: float | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant, distributed, window)
+        super().__init__(lam, margin, memory, max_relevant, distributed, window, process_group)
         self.log = bool(log)
 
     def list_loss(

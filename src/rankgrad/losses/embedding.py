@@ -1,13 +1,15 @@
-"""What the losses on embeddings share: normalise, pair up, rank against the batch and the memory."""
+"""What the losses on embeddings share: normalise, pair up, rank the batch and, by itself, the memory."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankgrad import _check, distributed
+from rankgrad import _check
+from rankgrad.distributed import Processes
 from rankgrad.memory import EmbeddingMemory
-from rankgrad.pairs import candidates_of, check_batch, pairs_of, unit_length
+from rankgrad.pairs import Lookup, check_batch, lookup, unit_length
 
 
 class EmbeddingLoss(nn.Module):
@@ -24,6 +26,7 @@ class EmbeddingLoss(nn.Module):
         max_relevant: int | None,
         distributed: bool,
         window: float | None,
+        process_group: dist.ProcessGroup | None,
     ) -> None:
         super().__init__()
         self.lam, self.window = _check.lam_or_window(lam, window, default=0.2)
@@ -32,12 +35,12 @@ class EmbeddingLoss(nn.Module):
         if max_relevant is not None:
             max_relevant = _check.count("max_relevant", max_relevant, at_least=1)
         self.max_relevant = max_relevant
-        self.distributed = bool(distributed)
+        self.processes = Processes(distributed, process_group)
 
     def list_loss(
         self, scores: Tensor, relevance: Tensor, mask: Tensor | None, lists: Tensor | None = None
     ) -> Tensor:
-        """Mean loss of ``[queries, candidates]`` lists; ``lists`` counts those of all processes."""
+        """Mean loss of ``[queries, candidates]`` lists; ``lists``: how many count, where there are others."""
         raise NotImplementedError
 
     def forward(
@@ -50,7 +53,7 @@ class EmbeddingLoss(nn.Module):
         *,
         items: Tensor | None = None,
     ) -> Tensor:
-        """Mean loss over the batch's queries.
+        """Mean loss over the lists of the batch's queries.
 
         Args:
             embeddings: ``[B, dim]``, any float dtype; L2-normalised here, in float32.
@@ -58,44 +61,45 @@ class EmbeddingLoss(nn.Module):
             ref_embeddings: ``[R, dim]`` candidates instead of the batch itself.
             ref_labels: ``[R]``.
             query_index: ``[B]``: which row of the references each query is, to leave it out of its own list.
-            items: ``[B]`` integers >= 0: which image each row of the batch is. Rows of one image, which a
-                sampler may repeat, are left out of each other's lists.
+            items: ``[B]`` integers >= 0: which image each row of the batch is. Rows of one image, repeated by a
+                sampler or remembered from an earlier batch, are left out of each other's lists.
         """
         check_batch(embeddings, labels, ref_embeddings, ref_labels, query_index, items)
-        items = None if items is None else items.long()  # -1 below means no item
+        items = None if items is None else items.long()  # -1 means no item
         self.memory._check_fits("embeddings", embeddings)
         queries = unit_length(embeddings)
-        spread = self.distributed and distributed.active()
-        if spread:
+        if self.processes.several:
             if ref_embeddings is not None:
                 raise _check.fail(
                     "ref_embeddings", "None in a distributed loss (batches are gathered)", ref_embeddings
                 )
-            own = items if items is not None else distributed.numbered(len(labels), labels.device)
-            candidates, candidate_labels, rows = (distributed.gather(part) for part in (queries, labels, own))
+            own = items if items is not None else self.processes.numbered(len(labels), labels.device)
+            fresh = Lookup(queries, labels, own, *map(self.processes.gather, (queries, labels, own)))
         else:
-            candidates, candidate_labels, own, rows = candidates_of(  # type: ignore[assignment]
-                queries, labels, ref_embeddings, ref_labels, query_index, items
-            )
-        batch = (candidates, candidate_labels) if spread else (queries, labels)
-        valid = None
+            fresh = lookup(queries, labels, ref_embeddings, ref_labels, query_index, items)
+        kinds = [fresh]
         if self.memory.rows:
-            old, old_labels, old_valid = self.memory.candidates()
-            valid = torch.cat([old_valid.new_ones(len(candidates)), old_valid])
-            candidates = torch.cat([candidates, old.to(candidates.dtype)])
-            candidate_labels = torch.cat([candidate_labels, old_labels])
-            rows = torch.cat([rows, rows.new_full((len(old),), -1)])
-        scores, relevance, mask = pairs_of(queries, labels, candidates, candidate_labels, own, rows)
-        if valid is not None:
-            mask = valid.expand(scores.shape) if mask is None else mask & valid
-        if spread:
-            counting = (relevance if mask is None else relevance & mask).any(-1).sum()
-            loss = distributed.total(self.list_loss(scores, relevance, mask, distributed.total(counting)))
-        else:
-            loss = self.list_loss(scores, relevance, mask)
-        if self.training:
-            self.memory.push(*batch)
+            old, old_labels, old_items, valid = self.memory.candidates()
+            kinds.append(Lookup(queries, labels, items, old.to(queries.dtype), old_labels, old_items, valid))
+        loss = self._mean(kinds)
+        # Trainers may call eval() of the network alone: a batch without a gradient is not one to learn from.
+        if self.training and queries.requires_grad:
+            if self.processes.several:  # all of them remember the whole batch, in the same order
+                remembered = None if items is None else fresh.rows
+                self.memory.push(fresh.candidates, fresh.candidate_labels, remembered)
+            else:
+                self.memory.push(queries, labels, items)
         return loss
+
+    def _mean(self, kinds: list[Lookup]) -> Tensor:
+        """Mean over all lists that count: of every kind, and of every process."""
+        pairs = [kind.pairs() for kind in kinds]
+        if len(pairs) == 1 and not self.processes.several:
+            return self.list_loss(*pairs[0])
+        lists = torch.stack([_counting(relevance, mask) for _, relevance, mask in pairs]).sum()
+        lists = self.processes.total(lists)
+        losses = [self.list_loss(scores, relevance, mask, lists) for scores, relevance, mask in pairs]
+        return self.processes.total(torch.stack(losses).sum())
 
     def reset(self) -> None:
         """Forget the memory."""
@@ -104,3 +108,8 @@ class EmbeddingLoss(nn.Module):
     def extra_repr(self) -> str:
         reach = f"lam={self.lam}" if self.window is None else f"window={self.window}"
         return f"{reach}, margin={self.margin}"
+
+
+def _counting(relevance: Tensor, mask: Tensor | None) -> Tensor:
+    """How many lists have something relevant."""
+    return (relevance if mask is None else relevance & mask).any(-1).sum()

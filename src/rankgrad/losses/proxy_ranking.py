@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankgrad import _check, distributed
+from rankgrad import _check
+from rankgrad.distributed import Processes
+from rankgrad.engine.label_check import unknown_labels
 from rankgrad.engine.precision import without_autocast
 from rankgrad.losses.average_precision import AveragePrecisionLoss
 from rankgrad.losses.recall import recall_loss
-from rankgrad.pairs import check_batch, pairs_of, unit_length
+from rankgrad.pairs import Lookup, check_batch, unit_length
 
 
 class ProxyRankingLoss(nn.Module):
@@ -40,6 +43,7 @@ class ProxyRankingLoss(nn.Module):
             (two rows of one image attract each other too); 0 leaves it out.
         distributed: With several processes, take the batches of all of them as one. Every process has then the
             gradient of the whole batch at its proxies: leave this module out of DistributedDataParallel.
+        process_group: As in :class:`RecallLoss`.
 
     The proxies are parameters: give them to the optimiser, at a rate some thousand times the backbone's.
 
@@ -60,6 +64,7 @@ class ProxyRankingLoss(nn.Module):
         pairs: float = 0.3,
         attraction: float = 0.15,
         distributed: bool = False,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         _check.count("num_classes", num_classes, at_least=1)
@@ -68,7 +73,7 @@ class ProxyRankingLoss(nn.Module):
         self.threshold = _check.non_negative("threshold", threshold)
         self.pairs = _check.non_negative("pairs", pairs)
         self.attraction = _check.non_negative("attraction", attraction)
-        self.distributed = bool(distributed)
+        self.processes = Processes(distributed, process_group)
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_size))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
         self.item_loss = AveragePrecisionLoss(window=0.1, margin=0.05)
@@ -78,28 +83,26 @@ class ProxyRankingLoss(nn.Module):
 
         Args:
             embeddings: ``[B, embedding_size]``, any float dtype; L2-normalised here, in float32.
-            labels: ``[B]`` integers from 0 to ``num_classes - 1``.
+            labels: ``[B]`` integers from 0 to ``num_classes - 1``. Others are an error on the CPU; on a GPU, where
+                asking would wait for the device, the loss is NaN.
             items: As in :class:`RecallLoss`: which image each row is.
         """
         check_batch(embeddings, labels, None, None, None, items)
         if embeddings.shape[1] != self.proxies.shape[1]:
             raise _check.fail("embeddings", f"rows of length {self.proxies.shape[1]}, as the proxies", embeddings)
-        if labels.device.type == "cpu" and not torch.compiler.is_compiling():
-            unknown = labels[(labels < 0) | (labels >= len(self.proxies))]
-            if len(unknown):
-                raise _check.fail("labels", f"0 to {len(self.proxies) - 1} (num_classes - 1)", unknown[0].item())
+        poison = self.processes.total(unknown_labels(labels, len(self.proxies)))
         rows = unit_length(embeddings)
-        if self.distributed:
-            rows, labels = distributed.gather(rows), distributed.gather(labels)
-            items = None if items is None else distributed.gather(items)
+        if self.processes.several:
+            rows, labels = self.processes.gather(rows), self.processes.gather(labels)
+            items = None if items is None else self.processes.gather(items)
         own = torch.arange(len(self.proxies), device=labels.device)
-        scores, relevance, _ = pairs_of(unit_length(self.proxies), own, rows, labels, None, own)
+        scores, relevance, _ = Lookup(unit_length(self.proxies), own, None, rows, labels, labels).pairs()
         loss = self._pull(scores, relevance) + self._push(scores, relevance)
         if self.pairs:
             loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
         if self.attraction:
             loss = loss + self.attraction * _apart(rows, relevance)
-        return loss
+        return loss * (1 + poison)  # times NaN, so that no gradient looks sound
 
     def _pull(self, scores: Tensor, relevance: Tensor) -> Tensor:
         """Items rise above those of other classes and above the upper bar, one more irrelevant item."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad import _check
@@ -100,18 +101,24 @@ def recall_loss(
 class RecallLoss(EmbeddingLoss):
     """Recall loss on a batch of embeddings; see :func:`recall_loss`.
 
-    Every embedding is a query against all others (itself excluded) and the memory. Any class sizes.
+    Every embedding is a query with a list of all others (itself excluded), and a second list of what the memory
+    holds. Any class sizes.
 
     Args:
         lam: Interpolation strength, > 0; 0.2 if neither it nor ``window`` is given.
         margin: Score margin, in cosine similarity.
         weight: As in :func:`recall_loss`.
-        memory: How many past batches serve as extra candidates.
-        max_relevant: As in :func:`recall_loss`: the most partners an item can have, memory included.
+        memory: How many past batches to remember. Their embeddings, as they were then, make a second list for every
+            query, less older copies of the query itself (see ``items``); all lists that count have the same weight.
+            They are never ranked against fresh ones: a network could then lower the loss by moving all embeddings
+            away from the remembered ones.
+        max_relevant: As in :func:`recall_loss`: the most partners an item can have in the batch, or in the memory.
         distributed: With several processes of torch.distributed, the batch is all of theirs together: the value is
             the same in each, and after DistributedDataParallel's averaging so are the gradients, as if one process
             had the whole batch.
         window: Instead of ``lam``, as in :func:`recall_loss`.
+        process_group: The processes that share the batch, where these are not all (the data-parallel ones, beside
+            tensor parallelism): the group DistributedDataParallel has.
 
     Example:
         >>> loss = rankgrad.RecallLoss(memory=3)
@@ -129,8 +136,9 @@ class RecallLoss(EmbeddingLoss):
         max_relevant: int | None = None,
         distributed: bool = False,
         window: float | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant, distributed, window)
+        super().__init__(lam, margin, memory, max_relevant, distributed, window, process_group)
         weight = _form(weight)
         if isinstance(weight, Tensor):
             self.register_buffer("weight", weight)

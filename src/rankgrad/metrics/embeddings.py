@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankgrad import _check
 from rankgrad.engine.registration import NotANumberError
-from rankgrad.pairs import check_batch, pairs_of, unit_length
+from rankgrad.pairs import Lookup, check_batch, unit_length
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class _Index:
         for begin in range(0, len(self.rows), self.chunk):
             part = slice(begin, begin + self.chunk)
             numbers = torch.arange(len(self.rows), device=self.rows.device)[part]
-            scores, relevant, exists = pairs_of(queries, labels, self.rows[part], self.labels[part], own, numbers)
+            lists = Lookup(queries, labels, own, self.rows[part], self.labels[part], numbers)
+            scores, relevant, exists = lists.pairs()
             irrelevant = ~relevant
             if exists is not None:
                 relevant = relevant & exists
