@@ -227,9 +227,7 @@ def lists_of_a_batch(units, labels, items, memory):
             if (j != q if items is None else items[j] != items[q])
         ]
         remembered = [
-            (row, label, None)
-            for row, label, item in memory
-            if items is None or item == -1 or item != items[q]
+            (row, label, None) for row, label, item in memory if items is None or item == -1 or item != items[q]
         ]
         for kind in (fresh, remembered):
             lists.append((q, [(row, j) for row, _, j in kind], [bool(label == labels[q]) for _, label, _ in kind]))

@@ -1,4 +1,4 @@
-"""A batch shared by some processes of several, as beside tensor parallelism: the same as one process with all of it."""
+"""A batch shared by some of several processes, as beside tensor parallelism: as one process with all of it."""
 
 import copy
 import os

@@ -203,7 +203,7 @@ class EmbeddingMemory(_Ring):
         self._push(kept.where(sound.unsqueeze(1), 0), labels.long(), items.long(), sound)
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Embeddings ``[rows, dim]``, labels, item numbers and validity ``[rows]``; no rows before the first batch."""
+        """Embeddings ``[rows, dim]``, labels, items and validity ``[rows]``; no rows before the first batch."""
         if not self.rows:
             nothing = self.position.new_empty(0)
             return nothing.float().reshape(0, 0), nothing, nothing, nothing.bool()

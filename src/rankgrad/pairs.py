@@ -82,7 +82,7 @@ def unit_length(embeddings: Tensor) -> Tensor:
 
     The gradient of :math:`x / |x|` grows like :math:`1 / |x|`, without bound. Below a length of
     :math:`\epsilon = 10^{-6}` (:math:`10^{-3}` for fp16, whose numbers end at 65,504) the factor is
-    :math:`|x| / \epsilon^2` instead: at most :math:`1 / \epsilon`, and 0 for a row of zeros, which has no direction.
+    :math:`|x| / \epsilon^2` instead: at most :math:`1 / \epsilon`, and 0 for a row of zeros.
     """
     least = 1e-3 if embeddings.dtype == torch.float16 else 1e-6
     with without_autocast(embeddings.device.type):

@@ -148,9 +148,9 @@ class AveragePrecisionLoss(EmbeddingLoss):
         lam: Interpolation strength, > 0; 0.2 if neither it nor ``window`` is given.
         margin: Score margin, in cosine similarity.
         log: Average -log(precision) instead of 1 - precision.
-        memory: How many past batches to remember. Their embeddings, as they were then, make a second list for every
-            query, less older copies of the query itself (see ``items``); all lists that count have the same weight.
-            They are never ranked against fresh ones: a network could then lower the loss by moving all embeddings
+        memory: How many past batches to remember. Their embeddings, as they were then, make a second list for
+            every query, less older copies of the query itself (``items``); all lists have the same weight. They
+            are never ranked against fresh ones: a network could then lower the loss by moving all embeddings
             away from the remembered ones.
         max_relevant: As in :func:`recall_loss`: the most partners an item can have in the batch, or in the memory.
         distributed: With several processes, take the batches of all of them as one; see :class:`RecallLoss`.

@@ -108,9 +108,9 @@ class RecallLoss(EmbeddingLoss):
         lam: Interpolation strength, > 0; 0.2 if neither it nor ``window`` is given.
         margin: Score margin, in cosine similarity.
         weight: As in :func:`recall_loss`.
-        memory: How many past batches to remember. Their embeddings, as they were then, make a second list for every
-            query, less older copies of the query itself (see ``items``); all lists that count have the same weight.
-            They are never ranked against fresh ones: a network could then lower the loss by moving all embeddings
+        memory: How many past batches to remember. Their embeddings, as they were then, make a second list for
+            every query, less older copies of the query itself (``items``); all lists have the same weight. They
+            are never ranked against fresh ones: a network could then lower the loss by moving all embeddings
             away from the remembered ones.
         max_relevant: As in :func:`recall_loss`: the most partners an item can have in the batch, or in the memory.
         distributed: With several processes of torch.distributed, the batch is all of theirs together: the value is
