@@ -23,7 +23,7 @@ test-all: test
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/machinery/build.py build
 
 figures: $(READY)
 	$(BIN)/rankgrad figure all --out build/figures $(FIGURE)

@@ -5,7 +5,6 @@ import http.server
 import importlib.util
 import inspect
 import json
-import os
 import pkgutil
 import re
 import shutil
@@ -56,20 +55,13 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    if importlib.util.find_spec("mkdocs") is None:
-        pytest.skip("mkdocs is not installed: pip install '.[docs]'")
-    folder = tmp_path_factory.mktemp("docs") / "site"
-    environment = {
-        **os.environ,
-        "NO_MKDOCS_2_WARNING": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path]),
-    }
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert built.returncode == 0 and "WARNING" not in built.stderr, built.stderr
-    return folder
+    if importlib.util.find_spec("zensical") is None:
+        pytest.skip("zensical is not installed: pip install '.[docs]'")
+    folder = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, str(ROOT / "docs/machinery/build.py"), str(folder)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0 and "Warning" not in built.stdout, built.stdout + built.stderr
+    return folder / "site"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import rankgrad
-from rankgrad import cuda_graphs
+from rankgrad import graphs
 from rankgrad.detection import RegionLoss
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -46,10 +46,10 @@ def replays_on_the_cpu(monkeypatch):
 
         return replay, results
 
-    real = cuda_graphs.Graphed.replays
+    real = graphs.Graphed.replays
     on_a_gpu = lambda: torch.is_grad_enabled() and not torch.cuda.is_available()  # noqa: E731
-    monkeypatch.setattr(cuda_graphs._Recording, "record", record)
-    monkeypatch.setattr(cuda_graphs.Graphed, "replays", lambda self, *inputs: real(self, *inputs) or on_a_gpu())
+    monkeypatch.setattr(graphs._Recording, "record", record)
+    monkeypatch.setattr(graphs.Graphed, "replays", lambda self, *inputs: real(self, *inputs) or on_a_gpu())
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def made(replays_on_the_cpu, monkeypatch):
     """All recordings that were made."""
     found = []
 
-    class Noted(cuda_graphs._Recording):
+    class Noted(graphs._Recording):
         def __init__(self, *args):
             super().__init__(*args)
             found.append(self)
 
-    monkeypatch.setattr(cuda_graphs, "_Recording", Noted)
+    monkeypatch.setattr(graphs, "_Recording", Noted)
     return found
 
 
@@ -204,11 +204,11 @@ def test_settings_and_named_inputs_are_seen(replays_on_the_cpu):
 
 def test_old_recordings_make_room(replays_on_the_cpu):
     loss = rankgrad.graphed(rankgrad.RecallLoss())
-    for rows in range(4, 4 + 2 * cuda_graphs.MOST_RECORDINGS):
-        for step in range(cuda_graphs.CALLS_BEFORE + 1):
+    for rows in range(4, 4 + 2 * graphs.MOST_RECORDINGS):
+        for step in range(graphs.CALLS_BEFORE + 1):
             embeddings, labels = batch(rows, step, "cpu")
             loss(embeddings, labels).backward()
-    assert len(loss._recordings) == cuda_graphs.MOST_RECORDINGS
+    assert len(loss._recordings) == graphs.MOST_RECORDINGS
     assert replayed(loss)
     assert not copy.deepcopy(loss)._recordings
 
@@ -418,9 +418,9 @@ def test_recorded_on_the_device_of_the_inputs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
     monkeypatch.setattr(torch.cuda, "device", noted)
     monkeypatch.setattr(torch.cuda, "graph", noted)
-    cuda_graphs._stream.cache_clear()
-    cuda_graphs._Recording(rankgrad.RecallLoss(), batch(12, 0, "cpu"), ()).record()
-    cuda_graphs._stream.cache_clear()
+    graphs._stream.cache_clear()
+    graphs._Recording(rankgrad.RecallLoss(), batch(12, 0, "cpu"), ()).record()
+    graphs._stream.cache_clear()
     assert entered[0] == ((torch.device("cpu"),), {})
     assert entered[1][1]["stream"] == "a stream of cpu"
 

@@ -48,3 +48,8 @@ class Formulas(Extension):
         # After code (190), before escapes (180): a backslash in a formula is the formula's.
         md.inlinePatterns.register(_Inline(r"(?<![\\$\w])\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\w)", md), "formula", 185)
         md.parser.blockprocessors.register(_Block(md.parser), "formula", 75)
+
+
+def makeExtension(**settings: object) -> Formulas:  # noqa: N802
+    """Called by Python-Markdown for the name ``formulas`` in ``markdown_extensions``."""
+    return Formulas(**settings)

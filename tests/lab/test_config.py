@@ -24,9 +24,7 @@ def test_every_recipe_loads_and_says_how_to_run_it_and_what_to_expect():
     [
         ("sop", 3e-6, 0.02, 4, 4, 78.6),
         ("inshop", 1e-5, 0.05, 0.2, 8, 86.3),
-        (1e-5, 0.05, 0.2, 8, 88.1),
         ("cub", 5e-6, 0.02, 0.2, 4, 64.0),
-        (5e-6, 0.02, 0.2, 4, 63.5),
     ],
 )
 def test_the_benchmarks_have_the_paper_s_settings(name, lr, margin, lam, per_class, r1):

@@ -1,10 +1,4 @@
-"""Ranking metrics: exact, batched, masked. Plain measurements, no gradient.
-
-All take ``scores, relevance`` of shape ``[..., n]`` (higher is better), an optional bool ``mask`` (False = the
-item does not exist) and ``reduction``: ``"mean"`` over the lists that have something relevant, or ``"none"``
-(0 for lists that have not). Ties are counted pessimistically, irrelevant items first, as in the losses: a model
-that scores everything alike looks as bad as it is, whatever the order of the items in memory.
-"""
+"""Metrics of score lists; what they share is said in :mod:`rankgrad.metrics`."""
 
 from __future__ import annotations
 

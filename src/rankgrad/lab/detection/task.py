@@ -159,6 +159,7 @@ class DetectionTask(Task):
         device: Where to train.
     """
 
+    config_class = Config
     same_shapes = False  # a batch is as large as its largest image
 
     def __init__(self, config: Config, device: torch.device) -> None:
