@@ -1,0 +1,20 @@
+"""Ranking losses for sentence-transformers: bi-encoders, cross-encoders, large batches, checkpoints.
+
+:class:`RankingLoss` and :class:`CachedRankingLoss` train bi-encoders, :class:`CrossEncoderRankingLoss` rerankers.
+:class:`ClassBatches` draws batches of P labels x K texts, and :class:`LossCheckpoint` saves and resumes what a
+loss remembers, which the trainer itself does not.
+"""
+
+try:
+    import sentence_transformers.base.losses.gradcache  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "rankgrad.integrations.sentence_transformers needs sentence-transformers 6: "
+        "pip install 'rankgrad[sentence-transformers]'"
+    ) from error
+
+from rankgrad.integrations.sentence_transformers.bi_encoder import CachedRankingLoss, RankingLoss
+from rankgrad.integrations.sentence_transformers.cross_encoder import CrossEncoderRankingLoss
+from rankgrad.integrations.sentence_transformers.training import ClassBatches, LossCheckpoint
+
+__all__ = ["CachedRankingLoss", "ClassBatches", "CrossEncoderRankingLoss", "LossCheckpoint", "RankingLoss"]

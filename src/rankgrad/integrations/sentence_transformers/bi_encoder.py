@@ -1,0 +1,224 @@
+"""Losses on the embeddings of a SentenceTransformer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from sentence_transformers.base.losses.gradcache import CachedLossMixin
+from sentence_transformers.base.model import BaseModel
+from torch import Tensor, nn
+
+from rankgrad import _check
+from rankgrad.distributed import Processes
+from rankgrad.engine.precision import without_autocast
+from rankgrad.integrations.sentence_transformers.list_losses import ListLoss, described, graded, in_order
+from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss
+from rankgrad.losses.embedding import EmbeddingLoss
+from rankgrad.memory import EmbeddingMemory
+from rankgrad.pairs import unit_length
+
+
+class RankingLoss(nn.Module):
+    """A ranking loss on the embeddings of a SentenceTransformer; scores are cosine similarities.
+
+    What is ranked follows from the columns of the data set:
+
+    | columns | label | one list is | default loss |
+    |---|---|---|---|
+    | text | a class, integer | one text against the batch; its class is relevant | AveragePrecisionLoss |
+    | query, positive, negatives ... | none | a query against all documents of the batch | AveragePrecisionLoss |
+    | query, document_1 ... document_n | n grades >= 0 | a query against its documents | NDCG |
+    | text, text | a number | all pairs of the batch, to be ordered as their numbers | Spearman |
+
+    Of graded documents, a grade below 0 says that there is none (lists of different lengths). Works inside
+    ``MatryoshkaLoss``; a memory is then kept for each dimension. Evaluation never enters the memory.
+
+    Args:
+        model: The SentenceTransformer.
+        loss: :class:`rankgrad.RecallLoss` or :class:`rankgrad.AveragePrecisionLoss` for the first two rows of the
+            table, :class:`rankgrad.ProxyRankingLoss` for the first; any list loss ``loss(scores, relevance, mask=mask)`` for the last three, such as
+            ``functools.partial(rankgrad.ndcg_loss, window=0.1)``. None: see the table.
+        in_batch: Whether the graded documents of the other queries are candidates too, with grade 0.
+    """
+
+    def __init__(
+        self, model: BaseModel, loss: nn.Module | ListLoss | None = None, *, in_batch: bool = True
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise _check.fail("model", "a SentenceTransformer", model)
+        if loss is not None and not callable(loss):
+            raise _check.fail("loss", "a rankgrad loss or a callable loss(scores, relevance, mask=mask)", loss)
+        self.model, self.loss, self.in_batch = model, loss, bool(in_batch)
+        self.by_size = nn.ModuleDict()  # of a loss with memory: its copies for other embedding sizes
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
+        """The loss of a batch, as the trainer hands it over: one dictionary of token ids a column."""
+        return self._loss([self.model(features)["sentence_embedding"] for features in sentence_features], labels)
+
+    def _loss(self, columns: list[Tensor], labels: Tensor | None) -> Tensor:
+        if not columns:
+            raise _check.fail("sentence_features", "at least one column of texts", columns)
+        if len(columns) == 1:
+            return self._of_classes(columns[0], labels)
+        if labels is None:
+            return self._of_positives(columns[0], columns[1:])
+        if labels.ndim == 2:
+            return self._of_grades(columns[0], columns[1:], labels)
+        return self._of_pairs(columns, labels)
+
+    def _of_classes(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:
+        if labels is None or labels.ndim != 1 or labels.is_floating_point():
+            raise _check.fail("label", "one integer beside one column of texts", labels)
+        loss = AveragePrecisionLoss() if self.loss is None else self.loss
+        if not isinstance(loss, EmbeddingLoss | ProxyRankingLoss):
+            raise _check.fail("loss", "RecallLoss, AveragePrecisionLoss or ProxyRankingLoss for classes", loss)
+        if isinstance(loss, EmbeddingLoss) and loss.memory.rows:
+            loss = self._of_size(loss, embeddings.shape[1])
+        loss.train(self.training and self.model.training and torch.is_grad_enabled())
+        result: Tensor = loss(embeddings, labels.long())
+        return result
+
+    def _of_size(self, loss: EmbeddingLoss, size: int) -> EmbeddingLoss:
+        """The loss whose memory holds embeddings of this size: MatryoshkaLoss asks for several in a step."""
+        if loss.memory.get_buffer("embeddings").shape[-1] == size:
+            return loss
+        if str(size) not in self.by_size:
+            self._add_size(loss, str(size))
+        return self.by_size[str(size)]  # type: ignore[return-value]
+
+    def _add_size(self, loss: EmbeddingLoss, size: str) -> None:
+        self.by_size[size] = copy = deepcopy(loss)
+        copy.memory = EmbeddingMemory(loss.memory.size).to(loss.memory.position.device)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for key in list(state_dict):
+            size = re.match(re.escape(f"{prefix}by_size.") + r"(\d+)\.", key)
+            if size and size[1] not in self.by_size and isinstance(self.loss, EmbeddingLoss):
+                self._add_size(self.loss, size[1])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _of_positives(self, queries: Tensor, documents: Sequence[Tensor]) -> Tensor:
+        """Every query against the documents of all queries, in all processes; its own positive is relevant."""
+        loss = AveragePrecisionLoss() if self.loss is None else self.loss
+        if isinstance(loss, ProxyRankingLoss):
+            raise _check.fail("label", "a class beside one column of texts for ProxyRankingLoss", None)
+        if isinstance(loss, EmbeddingLoss) and loss.memory.size:
+            # Documents of other batches are relevant to no query of this one: a remembered list would never count.
+            raise _check.fail("memory", "0 for columns (query, positive, negatives)", loss.memory.size)
+        processes = loss.processes if isinstance(loss, EmbeddingLoss) else Processes(False, None)
+        own = processes.numbered(len(queries), queries.device)
+        nobody = own.new_full((len(queries) * (len(documents) - 1),), -1)
+        relevance = own.unsqueeze(1) == processes.gather(torch.cat([own, nobody]))
+        scores = _cosines(unit_length(queries), processes.gather(unit_length(torch.cat(list(documents)))))
+        if not isinstance(loss, EmbeddingLoss):
+            return loss(scores, relevance, mask=None)
+        if not processes.several:
+            return loss.list_loss(scores, relevance, None)
+        lists = processes.total(torch.tensor(len(queries), device=queries.device))
+        return processes.total(loss.list_loss(scores, relevance, None, lists))
+
+    def _of_grades(self, queries: Tensor, documents: Sequence[Tensor], grades: Tensor) -> Tensor:
+        if grades.shape[1] != len(documents):
+            expected = f"{len(documents)} grades a query, one for each column behind the first"
+            raise _check.fail("label", expected, grades)
+        rows, stacked = unit_length(queries), unit_length(torch.stack(list(documents), 1))  # [B, n, dim]
+        if self.in_batch:
+            scores = _cosines(rows, stacked.flatten(0, 1))
+            own = torch.eye(len(grades), dtype=torch.bool, device=grades.device)
+            own = own.repeat_interleave(len(documents), 1)
+            everybody = grades.flatten().expand(len(grades), -1)
+            grades, mask = everybody.where(own, 0), ~(everybody < 0)
+        else:
+            scores, mask = _dot(rows.unsqueeze(1), stacked), ~(grades < 0)
+        return self._list_loss(graded)(scores, grades.clamp(min=0), mask=mask)
+
+    def _of_pairs(self, columns: Sequence[Tensor], numbers: Tensor) -> Tensor:
+        if len(columns) != 2 or numbers.shape != columns[0].shape[:1]:
+            raise _check.fail("label", f"one number a pair, or {len(columns) - 1} grades a query", numbers)
+        return self._list_loss(in_order)(_dot(*map(unit_length, columns)), numbers, mask=None)
+
+    def _list_loss(self, default: ListLoss) -> ListLoss:
+        if isinstance(self.loss, EmbeddingLoss | ProxyRankingLoss):
+            raise _check.fail("loss", "a list loss(scores, relevance, mask=mask) for graded texts", self.loss)
+        return default if self.loss is None else self.loss
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card says about the loss."""
+        return {"loss": described(self.loss), "in_batch": self.in_batch}
+
+
+class CachedRankingLoss(CachedLossMixin, RankingLoss):
+    """:class:`RankingLoss` of batches that do not fit into memory, by gradient caching (Gao et al. 2021).
+
+    Texts are embedded ``mini_batch_size`` at a time without gradients, the loss of the whole batch gives the
+    gradient of each embedding, and the texts are embedded once more to pass it on. The gradients are those of
+    :class:`RankingLoss`; a step takes about a forward pass more, and memory for one mini-batch.
+
+    Args:
+        model, loss, in_batch: As in :class:`RankingLoss`.
+        mini_batch_size: How many texts are embedded at a time.
+        show_progress_bar: Whether to show one for every batch.
+    """
+
+    def __init__(
+        self,
+        model: BaseModel,
+        loss: nn.Module | ListLoss | None = None,
+        *,
+        in_batch: bool = True,
+        mini_batch_size: int = 32,
+        show_progress_bar: bool = False,
+    ) -> None:
+        super().__init__(model, loss, in_batch=in_batch)
+        self.mini_batch_size = _check.count("mini_batch_size", mini_batch_size, at_least=1)
+        self.show_progress_bar = bool(show_progress_bar)
+        self._own: list[tuple[nn.Parameter, Tensor]] = []  # parameters of the loss and their gradients
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
+        """As :meth:`RankingLoss.forward`."""
+        self._own = []
+        loss: Tensor = CachedLossMixin.forward_cached(self, list(sentence_features), labels)
+        own, self._own = self._own, []
+
+        def pass_on(upstream: Tensor) -> None:
+            for parameter, gradient in own:
+                gradient = gradient * upstream
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+        if own and loss.requires_grad:
+            loss.register_hook(pass_on)
+        return loss
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """The loss of embeddings; ``with_backward`` leaves the gradient of each at it."""
+        loss = self._loss([torch.cat(parts) for parts in reps], labels)
+        if not with_backward:
+            return loss
+        parts = [part for column in reps for part in column]
+        own = [p for p in self.loss.parameters() if p.requires_grad] if isinstance(self.loss, nn.Module) else []
+        gradients = torch.autograd.grad(loss, [*parts, *own])
+        for part, gradient in zip(parts, gradients, strict=False):
+            part.grad = gradient
+        # The hook above hands these on at backward, times what arrives there, as the mixin does for the texts.
+        self._own += zip(own, gradients[len(parts) :], strict=True)
+        return loss.detach()
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card says about the loss."""
+        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
+
+
+def _cosines(queries: Tensor, documents: Tensor) -> Tensor:
+    with without_autocast(queries.device.type):
+        return queries @ documents.T.to(queries.dtype)
+
+
+def _dot(first: Tensor, second: Tensor) -> Tensor:
+    return (first * second).sum(-1)

@@ -1,0 +1,357 @@
+"""Losses inside sentence-transformers: the values of the library, cached gradients, its trainer, resumed to the bit."""
+
+import copy
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import rankgrad
+
+st = pytest.importorskip("sentence_transformers", reason="pip install 'rankgrad[sentence-transformers]'")
+datasets = pytest.importorskip("datasets", reason="pip install 'rankgrad[sentence-transformers]'")
+
+from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
+from rankgrad.integrations.sentence_transformers import (
+    CachedRankingLoss,
+    ClassBatches,
+    CrossEncoderRankingLoss,
+    LossCheckpoint,
+    RankingLoss,
+)
+
+import texts
+
+NDCG = partial(rankgrad.ndcg_loss, lam=2.0)
+SPEARMAN = partial(rankgrad.spearman_loss, lam=1.0)
+AP = partial(rankgrad.average_precision_loss, lam=2.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tiny") / "bert"
+
+
+@pytest.fixture
+def model(folder):
+    return texts.bi_encoder(folder, dropout=0.0)
+
+
+def features(model, *columns):
+    return [model.preprocess(column) for column in columns]
+
+
+def embeddings(model, column):
+    return model(model.preprocess(column))["sentence_embedding"]
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def inputs(kind):
+    """(columns, labels, loss) of every row of the table in the docstring."""
+    one, two, three = (texts.sentences(8, seed) for seed in range(3))
+    grades = torch.tensor([[0, 2], [1, 0], [3, 1], [0, 0], [2, -1], [1, 1], [0, 1], [2, 0]])
+    return {
+        "classes": ((one,), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), rankgrad.RecallLoss(lam=2.0)),
+        "positives": ((one, two), None, rankgrad.AveragePrecisionLoss(lam=2.0)),
+        "negatives": ((one, two, three), None, AP),
+        "grades": ((one, two, three), grades, NDCG),
+        "pairs": ((one, two), torch.rand(8, generator=torch.Generator().manual_seed(0)).argsort() + 1, SPEARMAN),
+    }[kind]
+
+
+def expected(model, kind):
+    """The same from the library's functions."""
+    columns, labels, loss = inputs(kind)
+    unit = [torch.nn.functional.normalize(embeddings(model, column), dim=-1) for column in columns]
+    if kind == "classes":
+        return loss(embeddings(model, columns[0]), labels)
+    if kind == "pairs":
+        return loss(torch.stack([a @ b for a, b in zip(*unit, strict=True)]), labels)
+    scores = torch.cat([unit[0] @ column.T for column in unit[1:]], 1)
+    relevance = torch.zeros(scores.shape, dtype=torch.bool)
+    relevance[range(8), range(8)] = True
+    return rankgrad.average_precision_loss(scores, relevance, lam=2.0, margin=0.05 if kind == "positives" else 0)
+
+
+@pytest.mark.parametrize("kind", ["classes", "positives", "negatives", "pairs"])
+def test_every_kind_of_columns(model, kind):
+    columns, labels, loss = inputs(kind)
+    value = RankingLoss(model, loss)(features(model, *columns), labels)
+    found, wanted = gradients(model, value), gradients(model, expected(model, kind))
+    assert sum(g.abs().sum() for g in wanted) > 0
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("in_batch", [True, False])
+def test_graded_lists(model, in_batch):
+    """Value and gradient of lists of different lengths; one query has no grade above 0 and does not count."""
+    columns, labels, _ = inputs("grades")
+    value = RankingLoss(model, NDCG, in_batch=in_batch)(features(model, *columns), labels)
+    unit = [torch.nn.functional.normalize(embeddings(model, column), dim=-1) for column in columns]
+    lists = []
+    for i in range(8):
+        scores, grades = [], []
+        for j in range(8) if in_batch else [i]:
+            for column in range(2):
+                if labels[j, column] >= 0:
+                    scores.append(unit[0][i] @ unit[1 + column][j])
+                    grades.append(labels[i, column] if i == j else 0)
+        if max(grades) > 0:
+            lists.append((torch.stack(scores), torch.tensor(grades)))
+    assert len(lists) == 7
+    wanted = sum(rankgrad.ndcg_loss(s, g, lam=2.0 / 7) for s, g in lists) / 7  # lambda is divided by the lists
+    torch.testing.assert_close(value.double(), wanted.double())
+    torch.testing.assert_close(gradients(model, value), gradients(model, wanted))
+
+
+@pytest.mark.parametrize("kind", ["classes", "positives", "negatives", "grades", "pairs"])
+def test_the_defaults_have_a_gradient(model, kind):
+    columns, labels, _ = inputs(kind)
+    assert any(g.abs().sum() > 0 for g in gradients(model, RankingLoss(model)(features(model, *columns), labels)))
+
+
+@pytest.mark.parametrize("kind", ["classes", "positives", "negatives", "grades", "pairs"])
+def test_cached_gradients_are_equal(folder, kind):
+    """With dropout, which the second pass has to draw again; any upstream gradient."""
+    model = texts.bi_encoder(folder.with_name("dropout"), dropout=0.2).train()
+    columns, labels, loss = inputs(kind)
+    torch.manual_seed(3)
+    cached = CachedRankingLoss(model, loss, mini_batch_size=8)
+    found = gradients(model, 0.3 * cached(features(model, *columns), labels))
+    torch.manual_seed(3)
+    wanted = gradients(model, 0.3 * RankingLoss(model, loss)(features(model, *columns), labels))
+    torch.testing.assert_close(found, wanted)
+    model.eval()  # parts of a batch are padded less: the same embeddings up to rounding
+    small = CachedRankingLoss(model, loss, mini_batch_size=3)
+    found = gradients(model, small(features(model, *columns), labels))
+    torch.testing.assert_close(
+        found, gradients(model, RankingLoss(model, loss)(features(model, *columns), labels)), rtol=1e-3, atol=1e-6
+    )
+
+
+def test_cached_gradients_of_proxies(model):
+    columns, labels, _ = inputs("classes")
+    proxies = rankgrad.ProxyRankingLoss(4, 16)
+    (0.25 * RankingLoss(model, proxies)(features(model, *columns), labels)).backward()
+    wanted, proxies.proxies.grad = proxies.proxies.grad, None
+    (0.25 * CachedRankingLoss(model, proxies, mini_batch_size=8)(features(model, *columns), labels)).backward()
+    torch.testing.assert_close(proxies.proxies.grad, wanted)
+    assert wanted.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", [RankingLoss, partial(CachedRankingLoss, mini_batch_size=8)])
+def test_inside_matryoshka(model, kind):
+    """The sum over dimensions, with a memory of its own for each."""
+    columns, labels, _ = inputs("classes")
+    loss = kind(model, rankgrad.RecallLoss(lam=2.0, memory=2))
+    nested = MatryoshkaLoss(model, loss, [16, 8, 4])
+    apart = {size: rankgrad.RecallLoss(lam=2.0, memory=2) for size in (16, 8, 4)}
+    for _ in range(3):
+        found = nested(features(model, *columns), labels)
+        rows = embeddings(model, columns[0])
+        wanted = sum(one(rows[:, :size], labels) for size, one in apart.items())
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(gradients(model, found), gradients(model, wanted), rtol=1e-4, atol=1e-6)
+    assert loss.loss.memory.rows and set(loss.by_size) == {"8", "4"}
+    again = RankingLoss(model, rankgrad.RecallLoss(lam=2.0, memory=2))
+    again.load_state_dict(loss.state_dict())
+    torch.testing.assert_close(dict(again.by_size.state_dict()), dict(loss.by_size.state_dict()))
+
+
+def test_evaluation_does_not_enter_the_memory(model):
+    columns, labels, _ = inputs("classes")
+    loss = RankingLoss(model, rankgrad.RecallLoss(lam=2.0, memory=2)).train()
+    model.eval()
+    loss(features(model, *columns), labels)
+    model.train()
+    with torch.no_grad():
+        loss(features(model, *columns), labels)
+    assert loss.loss.memory.rows == 0
+    loss(features(model, *columns), labels)
+    assert loss.loss.memory.rows > 0
+
+
+# In its trainer
+
+
+def labelled(many=48):
+    return datasets.Dataset.from_dict({"text": texts.sentences(many), "label": [i % 6 for i in range(many)]})
+
+
+def arguments(folder, kind=st.SentenceTransformerTrainingArguments, **kwargs):
+    kwargs = {"per_device_train_batch_size": 12, "max_steps": 6, "save_steps": 3, "learning_rate": 1e-2, **kwargs}
+    quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "steps", "use_cpu": True, "seed": 5}
+    return kind(str(folder), **quiet, **kwargs)
+
+
+def trained(folder, loss, make_model, resume=None, **kwargs):
+    model = make_model()
+    loss = loss(model)
+    trainer = st.SentenceTransformerTrainer(
+        model,
+        arguments(folder, **kwargs),
+        train_dataset=labelled(),
+        eval_dataset=labelled(24),
+        loss=loss,
+        callbacks=[LossCheckpoint(loss)],
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return model, loss
+
+
+LOSSES = {
+    "memory": lambda model: RankingLoss(model, rankgrad.RecallLoss(lam=1.0, memory=2)),
+    "cached proxies": lambda model: CachedRankingLoss(model, rankgrad.ProxyRankingLoss(6, 16), mini_batch_size=4),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_resumed_to_the_bit(folder, tmp_path, name):
+    torch.manual_seed(1)
+    loss = LOSSES[name]
+    proxies = rankgrad.ProxyRankingLoss(6, 16)
+
+    def make(model):
+        made = loss(model)
+        if isinstance(made.loss, rankgrad.ProxyRankingLoss):
+            made.loss.load_state_dict(proxies.state_dict())
+        return made
+
+    settings = {"batch_sampler": ClassBatches(per_class=3), "gradient_accumulation_steps": 2}
+    settings |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 12}
+    model = partial(texts.bi_encoder, folder.with_name("dropout"), 0.2)
+    whole, kept = trained(tmp_path / "whole", make, model, **settings)
+    state = dict(torch.load(tmp_path / "whole/checkpoint-3/loss_state_0.pt")["loss"])
+    assert state and not any(key.startswith("model") for key in state)
+    torch.rand(7)  # the generator stands elsewhere when training goes on
+    again, loss_again = trained(
+        tmp_path / "whole", make, model, resume=str(tmp_path / "whole/checkpoint-3"), **settings
+    )
+    for one, two in ((whole, again), (kept.loss, loss_again.loss)):
+        for key, value in one.state_dict().items():
+            assert torch.equal(value, two.state_dict()[key]), key
+    moved = texts.bi_encoder(folder.with_name("dropout"), 0.2)
+    assert not torch.equal(next(moved.parameters()), next(whole.parameters()))
+
+
+def test_a_checkpoint_without_the_state_is_refused(folder, tmp_path, model):
+    loss = LOSSES["memory"](model)
+    state = SimpleNamespace(global_step=3)
+    args = SimpleNamespace(output_dir=str(tmp_path), process_index=0)
+    with pytest.raises(FileNotFoundError, match=r"checkpoint-3/loss_state_0.pt: no state of the loss"):
+        LossCheckpoint(loss).on_train_begin(args, state, None)
+    (tmp_path / "checkpoint-3").mkdir()
+    LossCheckpoint({"other": loss}).on_save(args, state, None)
+    with pytest.raises(ValueError, match=r"loss: expected the losses of .*'other'.*, received .*'loss'"):
+        LossCheckpoint(loss).on_train_begin(args, state, None)
+    LossCheckpoint(loss).on_save(args, state, None)
+    other = RankingLoss(model, rankgrad.ProxyRankingLoss(6, 16))
+    with pytest.raises(ValueError, match=r"loss loss: expected the state in .*loss.item_loss"):
+        LossCheckpoint(other).on_train_begin(args, state, None)
+
+
+def test_class_batches():
+    data = datasets.Dataset.from_dict({"text": texts.sentences(24), "intent": [f"i{i % 6}" for i in range(24)]})
+    sampler = ClassBatches(per_class=2, column="intent")(data, batch_size=9, seed=1)
+    for batch in sampler:
+        named = [data["intent"][row] for row in batch]
+        assert len(batch) == 8 and all(named.count(one) == 2 for one in named)
+    with pytest.warns(UserWarning, match="6 labels x 2 texts: batches of 12"):
+        assert ClassBatches(2, column="intent")(data, batch_size=64).batch_size == 12
+    with pytest.raises(ValueError, match=r"^column: expected one of the columns \['text', 'intent'\]"):
+        ClassBatches(2)(data, batch_size=8, valid_label_columns=["label", "score"])
+    with pytest.raises(ValueError, match=r"^batch_size: expected at least per_class = 4, received 3"):
+        ClassBatches(4, column="intent")(data, batch_size=3)
+    with pytest.raises(ValueError, match=r"^text: expected labels of which some texts have the same"):
+        ClassBatches(2, column="text")(data, batch_size=8)
+
+
+# Cross-encoders
+
+
+@pytest.fixture
+def reranker(folder):
+    return texts.cross_encoder(folder.with_name("reranker"))
+
+
+QUERIES = texts.sentences(3)
+LISTS = [texts.sentences(n, seed=n) for n in (5, 2, 4)]
+GRADES = [torch.tensor([0, 2, 1, 0, 0]), torch.tensor([1, 0]), torch.tensor([0.0, 0, 3, 1])]
+
+
+@pytest.mark.parametrize("at_once", [None, 0, 4])
+@pytest.mark.parametrize("name", ["ndcg", "ap", "recall"])
+def test_lists_of_a_cross_encoder(reranker, name, at_once):
+    grades = GRADES if name == "ndcg" else [(grade > 0).long() for grade in GRADES]
+    function = {"ndcg": rankgrad.ndcg_loss, "ap": rankgrad.average_precision_loss, "recall": rankgrad.recall_loss}
+    loss = CrossEncoderRankingLoss(reranker, partial(function[name], lam=3.0), mini_batch_size=at_once)
+    value = loss([QUERIES, LISTS], grades)
+    wanted = []
+    for query, documents, grade in zip(QUERIES, LISTS, grades, strict=True):
+        tokens = reranker.preprocess([(query, document) for document in documents])
+        scores = reranker(tokens)["scores"].view(-1)
+        wanted.append(function[name](scores, grade, lam=1.0))  # lambda is divided by the three lists
+    wanted = torch.stack(wanted).mean()
+    torch.testing.assert_close(value, wanted)
+    found = gradients(reranker, value)
+    torch.testing.assert_close(found, gradients(reranker, wanted), rtol=1e-3, atol=1e-6)
+
+
+def test_a_cross_encoder_learns_in_its_trainer(reranker, tmp_path):
+    lists = [texts.sentences(6, seed=100 + i) for i in range(24)]
+    grades = [[float("w1" in text.split()) + float("w2" in text.split()) for text in one] for one in lists]
+    data = datasets.Dataset.from_dict({"query": texts.sentences(24, seed=9), "docs": lists, "labels": grades})
+    trainer = CrossEncoderTrainer(
+        reranker,
+        arguments(tmp_path, CrossEncoderTrainingArguments, max_steps=12, learning_rate=5e-3, save_steps=99),
+        train_dataset=data,
+        loss=CrossEncoderRankingLoss(reranker, NDCG, mini_batch_size=0),
+    )
+    before = copy.deepcopy(reranker.state_dict())
+    trainer.train()
+    assert any(not torch.equal(value, before[key]) for key, value in reranker.state_dict().items())
+    assert all(torch.isfinite(value).all() for value in reranker.state_dict().values())
+
+
+def test_bad_input_is_named(model, reranker):
+    one, two, three = (texts.sentences(4, seed) for seed in range(3))
+    loss = RankingLoss(model)
+
+    def refused(message, loss, labels, *columns):
+        with pytest.raises(ValueError, match=message):
+            loss(features(model, *columns), labels)
+
+    refused(r"^label: expected one integer beside one column of texts, received None", loss, None, one)
+    refused(r"^label: expected one integer beside one column", loss, torch.rand(4), one)
+    refused(r"^label: expected 2 grades a query.*received .*\[4, 3\]", loss, torch.ones(4, 3), one, two, three)
+    refused(r"^label: expected one number a pair, or 2 grades a query", loss, torch.ones(4), one, two, three)
+    refused(r"^sentence_features: expected at least one column", loss, torch.ones(4))
+    recall = RankingLoss(model, rankgrad.RecallLoss(memory=2))
+    refused(r"^memory: expected 0 for columns \(query, positive, negatives\), received 2", recall, None, one, two)
+    refused(r"^loss: expected a list loss.*received a RecallLoss", recall, torch.rand(4), one, two)
+    refused(
+        r"^loss: expected RecallLoss, Av.* for classes", RankingLoss(model, NDCG), torch.tensor([0, 0, 1, 1]), one
+    )
+    with pytest.raises(ValueError, match=r"^loss: expected a rankgrad loss or a callable"):
+        RankingLoss(model, "recall")
+    with pytest.raises(ValueError, match=r"^model: expected a SentenceTransformer"):
+        RankingLoss("all-MiniLM-L6-v2")
+    ranking = CrossEncoderRankingLoss(reranker)
+    with pytest.raises(
+        ValueError, match=r"^labels: expected a list of grades for each query, of lengths \[5, 2, 4\]"
+    ):
+        ranking([QUERIES, LISTS], GRADES[:2])
+    with pytest.raises(ValueError, match=r"^inputs: expected two columns"):
+        ranking([QUERIES], GRADES)
+    with pytest.raises(ValueError, match=r"^inputs: expected at least one document"):
+        ranking([["a"], [[]]], [torch.zeros(0)])
+    with pytest.raises(ValueError, match=r"^model: expected a CrossEncoder with num_labels=1"):
+        CrossEncoderRankingLoss(model)
