@@ -1,4 +1,4 @@
-"""Losses inside sentence-transformers: the values of the library, cached gradients, its trainer, resumed to the bit."""
+"""Losses inside sentence-transformers: the library's values, cached gradients, its trainer, resumed to the bit."""
 
 import copy
 from functools import partial

@@ -40,8 +40,9 @@ class RankingLoss(nn.Module):
     Args:
         model: The SentenceTransformer.
         loss: :class:`rankgrad.RecallLoss` or :class:`rankgrad.AveragePrecisionLoss` for the first two rows of the
-            table, :class:`rankgrad.ProxyRankingLoss` for the first; any list loss ``loss(scores, relevance, mask=mask)`` for the last three, such as
-            ``functools.partial(rankgrad.ndcg_loss, window=0.1)``. None: see the table.
+            table, :class:`rankgrad.ProxyRankingLoss` for the first; for the last three any list loss
+            ``loss(scores, relevance, mask=mask)``, such as ``functools.partial(rankgrad.ndcg_loss, window=0.1)``.
+            None: see the table.
         in_batch: Whether the graded documents of the other queries are candidates too, with grade 0.
     """
 
