@@ -25,7 +25,7 @@ LIBRARY = [
 LAB = [
     "training",
     "report vision sodeep",
-    "retrieval detection",
+    "retrieval detection ranker",
     "tasks recipes",
     "figures bench",
     "cli",

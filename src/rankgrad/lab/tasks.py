@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 TASKS = {
     "retrieval": "rankgrad.lab.retrieval.task:RetrievalTask",
     "detection": "rankgrad.lab.detection.task:DetectionTask",
+    "ranker": "rankgrad.lab.ranker.task:RankerTask",
 }
 
 

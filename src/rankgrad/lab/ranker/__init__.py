@@ -1,0 +1,1 @@
+"""Learning to rank: queries with graded items described by features, a network that scores them."""

@@ -1,0 +1,64 @@
+"""Settings of a ranker's run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rankgrad.lab.retrieval.config import Named
+from rankgrad.lab.training.config import Count, NonNegative, Positive, RunConfig, Section
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Data(Section):
+    """Which queries, and how they are read."""
+
+    root: str | None = None  # a file, or a folder with train, vali and test files
+    query: str = "query"  # CSV and Parquet: the column that says which query a row belongs to
+    label: str = "label"  # CSV and Parquet: the column of grades
+    features: tuple[str, ...] = ()  # CSV and Parquet: the columns to score by; none given: all others
+    ignore: tuple[str, ...] = ()  # CSV and Parquet: columns that are no features
+    validation_share: Share = 0.2  # of the queries, where there is no file of them
+    test_share: Share = 0.2  # of the queries, where there is no file of them
+    split_seed: Annotated[int, Field(ge=0)] = 0  # which queries
+
+
+class Model(Section):
+    """A multi-layer perceptron from features to a score."""
+
+    hidden: tuple[Count, ...] = (64, 32)
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    scale: Literal["feature", "log", "query", "none"] = "feature"  # how features are brought to one scale
+
+
+class Batch(Section):
+    """How batches are drawn."""
+
+    queries: Count = 32
+
+
+class Config(RunConfig):
+    """All settings of a ranker's run."""
+
+    task: Literal["ranker"]
+    data: Data = Data()
+    model: Model = Model()
+    batch: Batch = Batch()
+    loss: Named
+    ndcg_at: tuple[Count, ...] = (1, 5, 10)  # the last one chooses the best checkpoint
+    gain: Literal["linear", "exponential"] = "exponential"  # of NDCG: the grade, or 2^grade - 1
+    relevant: Positive = 1.0  # the lowest grade that MAP, MRR and losses of bool relevance take as relevant
+    target: NonNegative | None = None  # test NDCG to expect, for the report
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        if not self.ndcg_at:
+            raise ValueError("ndcg_at must have a cut-off, the last one chooses the best checkpoint")
+        if self.data.validation_share + self.data.test_share >= 1:
+            raise ValueError(
+                f"data.validation_share = {self.data.validation_share} and data.test_share = "
+                f"{self.data.test_share} must leave queries to train on"
+            )
+        return self

@@ -1,0 +1,86 @@
+"""Losses by name, on the items of some queries: ours and :mod:`rankgrad.lab.ranker.baselines`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad.lab.ranker import baselines
+from rankgrad.lab.retrieval.config import Named
+from rankgrad.lab.training.config import nearest
+from rankgrad.lab.training.errors import UserError
+from rankgrad.losses import average_precision_loss, ndcg_loss, recall_loss, spearman_loss
+from rankgrad.ranking import rank
+
+#: name -> (function, whether it takes grades rather than bool relevance, what it is)
+OURS: dict[str, tuple[Callable[..., Tensor], bool, str]] = {
+    "ap": (average_precision_loss, False, "average precision; log: true for its log form"),
+    "ndcg": (ndcg_loss, True, "NDCG of all grades; k: the places that count"),
+    "recall": (recall_loss, False, "recall at every K, weight: log or loglog"),
+    "spearman": (spearman_loss, True, "Spearman's rank correlation with the grades"),
+}
+BASELINES: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "lambdarank": (baselines.lambdarank_loss, "LambdaRank (Burges et al., 2006); sigma, k"),
+    "listnet": (baselines.listnet_loss, "ListNet, top-one (Cao et al., 2007)"),
+    "ranknet": (baselines.ranknet_loss, "RankNet (Burges et al., 2005); sigma"),
+    "approxndcg": (baselines.approx_ndcg_loss, "ApproxNDCG (Qin et al., 2010); temperature"),
+}
+_FIXED = {"scores", "relevance", "grades", "target", "groups", "num_groups", "mask", "lists", "max_relevant"}
+_FIXED |= {"reduction", "check_finite"}
+
+
+class ListLoss(nn.Module):
+    """A loss of the items of some queries: ``(scores [N], grades [N], groups [N]) -> scalar``.
+
+    Args:
+        config: Name and arguments.
+        relevant: The lowest grade that is relevant, for losses of bool relevance.
+    """
+
+    def __init__(self, config: Named, relevant: float) -> None:
+        super().__init__()
+        self.name, self.relevant, self.arguments = config.name, relevant, config.arguments()
+        if self.name not in OURS and self.name not in BASELINES:
+            raise UserError(f"loss: unknown name {self.name!r}{nearest(self.name, [*OURS, *BASELINES])}")
+        function = OURS[self.name][0] if self.name in OURS else BASELINES[self.name][0]
+        known = set(inspect.signature(function).parameters) - _FIXED
+        for key in self.arguments:
+            if key not in known:
+                raise UserError(f"loss.{key}: unknown argument of {self.name}{nearest(key, known)}")
+
+    def forward(self, scores: Tensor, grades: Tensor, groups: Tensor) -> Tensor:
+        """The mean over queries with something relevant; ``groups`` ascends."""
+        arguments: dict[str, Any] = self.arguments
+        if self.name in BASELINES:
+            return BASELINES[self.name][0](scores, grades, groups, **arguments)
+        function, graded, _ = OURS[self.name]
+        scores, grades, mask = padded(scores, grades, groups)
+        if self.name == "spearman":
+            targets = rank(grades, lam=1.0, ties="average", mask=mask)
+            return function(scores, targets, mask=mask, **arguments)
+        return function(scores, grades if graded else grades >= self.relevant, mask=mask, **arguments)
+
+
+def padded(scores: Tensor, grades: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``[N]`` -> ``[queries, longest]`` and where items are."""
+    _, of, sizes = groups.unique_consecutive(return_inverse=True, return_counts=True)
+    place = torch.arange(len(of), device=of.device) - (sizes.cumsum(0) - sizes)[of]
+    shape = (len(sizes), int(sizes.max()))
+    mask = torch.zeros(shape, dtype=torch.bool, device=of.device)
+    mask[of, place] = True
+    lists = [values.new_zeros(shape).index_put((of, place), values) for values in (scores, grades)]
+    return lists[0], lists[1], mask
+
+
+def build(config: Named, relevant: float) -> ListLoss:
+    """The loss of these settings; its arguments are tried on three items, before data is read."""
+    loss = ListLoss(config, relevant)
+    try:
+        loss(torch.tensor([0.2, 0.1, 0.3]), torch.tensor([2.0, 1.0, 0.0]), torch.zeros(3, dtype=torch.int64))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"loss: {config.name}: {error}") from None
+    return loss

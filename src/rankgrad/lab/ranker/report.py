@@ -1,0 +1,103 @@
+"""What a ranker's run adds to its report: metrics before and after training, other runs, single queries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rankgrad.lab.ranker.config import Config
+from rankgrad.lab.ranker.data import Queries
+from rankgrad.lab.ranker.losses import padded
+from rankgrad.lab.report import page
+from rankgrad.lab.training.log import read_table
+from rankgrad.metrics import ndcg
+
+_SHOWN, _PLACES = 8, 20
+
+_STYLE = """<style>
+.query { display: flex; gap: 3px; align-items: center; margin: 4px 0; }
+.query b { width: 150px; flex: none; font-weight: 400; }
+.query b { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.query i { width: 24px; flex: none; text-align: center; font-style: normal; border-radius: 4px; }
+</style>"""
+
+
+def examples(queries: Queries, scores: Tensor, config: Config) -> dict[str, Any]:
+    """The best and the worst test queries by NDCG: their grades in the order of the scores."""
+    k = config.ndcg_at[-1]
+    lists, grades, mask = padded(scores, queries.grades, queries.groups)
+    values = ndcg(lists, grades, k=k, gain=config.gain, mask=mask, reduction="none")
+    order = lists.masked_fill(~mask, -float("inf")).argsort(dim=-1, descending=True, stable=True)
+    counts = ((grades >= config.relevant) & mask).any(-1).nonzero().flatten()
+    worst = counts[values[counts].argsort(dim=0, stable=True)]
+    chosen = {"hardest": worst[:_SHOWN], "easiest": worst.flip(0)[:_SHOWN]}
+    sizes = queries.sizes
+    return {
+        "highest": float(queries.grades.max()),
+        **{
+            name: [
+                {
+                    "query": queries.ids[row],
+                    "ndcg": round(100 * float(values[row]), 1),
+                    "items": int(sizes[row]),
+                    "grades": grades[row][order[row, : min(_PLACES, int(sizes[row]))]].tolist(),
+                }
+                for row in rows.tolist()
+            ]
+            for name, rows in chosen.items()
+        },
+    }
+
+
+def _row(example: dict[str, Any], highest: float) -> str:
+    cells = "".join(
+        f'<i style="background:rgba(26,152,80,{0.08 + 0.7 * grade / highest:.2f})">{grade:g}</i>'
+        for grade in example["grades"]
+    )
+    told = f"{example['query']}: {example['ndcg']:.1f}, {example['items']} items"
+    return f'<div class="query"><b title="{escape(told)}">{escape(told)}</b>{cells}</div>'
+
+
+def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
+    """Test metrics of this run before training, at the best evaluation and the last, and of other runs."""
+    metrics = [*(f"NDCG@{k}" for k in config.ndcg_at), "MAP", "MRR"]
+    chosen_by = f"validation NDCG@{config.ndcg_at[-1]}"
+    cells: list[list[Any]] = []
+    own = []
+    for folder in (*beside, run):
+        path = folder / "result.json"
+        result = json.loads(path.read_text()) if path.is_file() else {}
+        first = [row for row in read_table(folder / "evaluations.csv") if row["step"] == 0]
+        rows = {"before training": first[0] if first else None, "best evaluation": result.get("best")}
+        rows["last epoch"] = result.get("last")
+        for label, row in rows.items():
+            if row:
+                own += [len(cells)] if folder == run else []
+                whose = "this run" if folder == run else folder.name
+                name = f"{whose}, {label}" + (f" (epoch {row['epoch']:.0f})" if row["epoch"] else "")
+                cells.append([name, row.get(chosen_by), *(row.get(metric) for metric in metrics)])
+    gain = "2^grade - 1" if config.gain == "exponential" else "the grade"
+    note = (
+        f"Test queries with an item of grade {config.relevant:g} or higher; gain of NDCG: {gain}. The best "
+        f"evaluation is the one with the highest {chosen_by}; the test queries choose nothing."
+    )
+    if config.target is not None:
+        note += f" The recipe expects test NDCG@{config.ndcg_at[-1]} of about {config.target:g}."
+    return page.table(["ranker", chosen_by, *metrics], cells, own=own) + f"<p>{escape(note)}</p>"
+
+
+def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
+    """(heading, HTML) of a ranker's run; ``beside``: other runs, in the table of results."""
+    out = [("Result, %", _results(run, config, beside))]
+    if (run / "queries.json").is_file():
+        found = json.loads((run / "queries.json").read_text())
+        told = f"<p>Test queries with NDCG@{config.ndcg_at[-1]}; grades of the first items, best score first.</p>"
+        for name, heading in (("hardest", "The hardest queries"), ("easiest", "The easiest queries")):
+            rows = "".join(_row(example, found["highest"] or 1) for example in found[name])
+            out.append((heading, _STYLE + told + rows))
+    return out

@@ -1,0 +1,40 @@
+"""What a file of any format holds: rows with a query, a grade and features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a file.
+
+    Attributes:
+        queries: ``[rows]``, numbers or texts.
+        grades: ``[rows]`` float64, >= 0 and finite.
+        features: ``[rows, features]``, dense or a SciPy matrix; finite.
+        names: Of the features.
+        sparse: Whether features that a file does not name are 0 (SVMlight), so that files may differ in them.
+    """
+
+    queries: NDArray[Any]
+    grades: NDArray[np.float64]
+    features: Any
+    names: list[str]
+    sparse: bool
+
+    def dense(self, columns: list[int]) -> NDArray[np.float32]:
+        """Some features, as float32."""
+        found = self.features[:, columns]
+        return np.asarray(found.toarray() if self.sparse else found, dtype=np.float32)
+
+
+def wrong_grade(grade: float) -> str | None:
+    """What is wrong with a grade, if anything is."""
+    if not np.isfinite(grade):
+        return f"expected a grade, received {grade}"
+    return f"expected a grade >= 0, received {grade:g}" if grade < 0 else None

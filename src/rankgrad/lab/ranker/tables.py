@@ -1,0 +1,108 @@
+"""CSV and Parquet: a column that says which query a row belongs to, one of grades, the others features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankgrad.lab.ranker.config import Data
+from rankgrad.lab.ranker.rows import Rows, wrong_grade
+from rankgrad.lab.training.config import nearest
+from rankgrad.lab.training.errors import UserError
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+
+
+def read(path: Path, config: Data) -> Rows:
+    """The rows of a table. A fault is told with its column and line."""
+    table = _table(path)
+    columns = list(table.column_names)
+    if len(set(columns)) < len(columns):
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        raise UserError(f"{path}: expected columns of different names, {', '.join(twice)} is there twice")
+    for key, wanted in (
+        ("query", (config.query,)),
+        ("label", (config.label,)),
+        ("features", config.features),
+        ("ignore", config.ignore),
+    ):
+        for name in wanted:
+            if name not in columns:
+                raise UserError(f"data.{key}: no column {name!r} in {path}{nearest(name, columns)}")
+    apart = {config.query, config.label, *config.ignore}
+    if both := apart & set(config.features):
+        raise UserError(f"data.features: {', '.join(sorted(both))} is the query, the label or ignored")
+    names = list(config.features) or [name for name in columns if name not in apart]
+    place = _Places(path)
+    grades = place.numbers(table, config.label, "a grade")
+    for row in np.flatnonzero(~(np.isfinite(grades) & (grades >= 0)))[:1]:
+        raise UserError(f"{place.of(row)}, column {config.label}: {wrong_grade(float(grades[row]))}")
+    queries = table.column(config.query)
+    missing = np.asarray(queries.is_null(nan_is_null=True)) | (np.asarray(queries.cast("string")) == "")
+    for row in np.flatnonzero(missing)[:1]:
+        raise UserError(f"{place.of(row)}, column {config.query}: expected the query of this row, it is empty")
+    features = np.empty((table.num_rows, len(names)), np.float32)
+    for at, name in enumerate(names):
+        values = place.numbers(table, name, "a number", told=name not in config.features)
+        with np.errstate(over="ignore"):
+            features[:, at] = values
+        for row in np.flatnonzero(~np.isfinite(features[:, at]))[:1]:
+            raise UserError(f"{place.of(row)}, column {name}: expected a finite number, received {values[row]:g}")
+    return Rows(np.asarray(queries.cast("string")).astype(str), grades, features, names, sparse=False)
+
+
+def _table(path: Path) -> Any:
+    if path.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"--data: unknown ending of {str(path)!r}; SVMlight text is .txt, tables are {', '.join(SUFFIXES)}"
+        )
+    import pyarrow
+
+    try:
+        if path.suffix.lower() in (".parquet", ".pq"):
+            from pyarrow import parquet
+
+            return parquet.read_table(path, partitioning=None)
+        from pyarrow import csv
+
+        parsing = csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        # Only an empty field is missing: "NA" and "null" may be what a query or a feature is called.
+        converting = csv.ConvertOptions(null_values=[""], strings_can_be_null=True)
+        reading = csv.ReadOptions(use_threads=False)  # several threads do not know which row is wrong
+        return csv.read_csv(path, reading, parsing, converting)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from None
+
+
+class _Places:
+    """How a row of a file is called: a line of a CSV (the first has the names), a row of Parquet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.text = path, path.suffix.lower() in (".csv", ".tsv")
+
+    def of(self, row: int) -> str:
+        """``file, line 7``."""
+        return f"{self.path}, line {row + 2}" if self.text else f"{self.path}, row {row + 1}"
+
+    def numbers(self, table: Any, name: str, what: str, *, told: bool = False) -> Any:
+        """A column as float64, NaN where it is empty; a text in it is told with its line."""
+        import pyarrow
+
+        column = table.column(name)
+        kind = column.type
+        numeric = (
+            pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
+        )
+        if numeric or pyarrow.types.is_decimal(kind) or pyarrow.types.is_null(kind):
+            return np.asarray(column.cast(pyarrow.float64()), dtype=np.float64)
+        for row, value in enumerate(column.to_pylist()):
+            try:
+                float(value)
+            except (TypeError, ValueError):
+                hint = f"; data.ignore=[{name}] leaves the column out" if told else ""
+                raise UserError(
+                    f"{self.of(row)}, column {name}: expected {what}, received {value!r}{hint}"
+                ) from None
+        return np.array([float(value) for value in column.to_pylist()])

@@ -1,0 +1,183 @@
+"""Learning to rank as a task of the training loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rankgrad import distributed
+from rankgrad.lab.ranker import data, losses, model
+from rankgrad.lab.ranker.config import Config, Data
+from rankgrad.lab.ranker.data import Queries, Split
+from rankgrad.lab.training.checkpoint import fill, write_text
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.task import Task
+from rankgrad.metrics import average_precision, ndcg, reciprocal_rank
+
+
+@lru_cache(maxsize=1)
+def read(config: Data) -> Split:
+    """The data set; kept, so that restarts need not read again."""
+    return data.read(config)
+
+
+def prepared(queries: Queries, config: Config, device: torch.device) -> Queries:
+    """Queries on the device, scaled by query where the settings say so."""
+    queries = queries.to(device)
+    return model.within_query(queries) if config.model.scale == "query" else queries
+
+
+class RankerTask(Task):
+    """Train a network that scores the items of queries; see :class:`rankgrad.lab.training.task.Task`.
+
+    Every evaluation judges the validation queries, which choose the best checkpoint, and the test queries, which
+    choose nothing.
+
+    Args:
+        config: The settings.
+        device: Where to train.
+    """
+
+    config_class = Config
+    same_shapes = False
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.headline = f"validation NDCG@{config.ndcg_at[-1]}"
+        if distributed.count() > 1:
+            raise UserError(f"ranker: trains in one process, there are {distributed.count()}")
+        self.loss = losses.build(config.loss, config.relevant).to(device)
+        split = read(config.data)
+        self.names = split.names
+        for part in ("train", "validation", "test"):
+            _require_relevant(part, getattr(split, part), config.relevant)
+        train = prepared(split.train, config, device)
+        self.validation, self.test = (prepared(part, config, device) for part in (split.validation, split.test))
+        self.network = model.build(len(split.names), config.model, config.seed).to(device)
+        if config.model.scale in ("feature", "log"):
+            self.network.fit_scale(train.features)
+        # A query whose items all have one grade has no order to learn.
+        self.train = train.take((_spans(train) > 0).nonzero().flatten())
+        if not len(self.train):
+            raise UserError("--data: expected training queries with items of different grades, found none")
+        self.batch = min(config.batch.queries, len(self.train))
+        self.steps_per_epoch = len(self.train) // self.batch
+        self.items_per_step = round(self.batch * len(self.train.grades) / len(self.train))
+        self.parts: dict[str, Tensor] = {}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """All parameters at one rate; biases without weight decay."""
+        parameters = list(self.network.parameters())
+        return [
+            {"params": [p for p in parameters if p.ndim > 1]},
+            {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+        ]
+
+    def queries_at(self, step: int) -> Tensor:
+        """Which training queries the batch of a step has: each epoch in an order of its own."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        order = np.random.default_rng([self.config.seed, epoch]).permutation(len(self.train))
+        return torch.from_numpy(order[within * self.batch : (within + 1) * self.batch]).to(self.device)
+
+    def batch_loss(self, network: nn.Module, step: int) -> Tensor:
+        """Score the items of a batch of queries, and rank them."""
+        batch = self.train.take(self.queries_at(step))
+        scores = network(batch.features)
+        if self.device.type == "cpu" and not bool(scores.isfinite().all()):
+            lost: Tensor = scores.sum() * torch.nan  # the loop stops, with a message
+            return lost
+        loss: Tensor = self.loss(scores, batch.grades, batch.groups)
+        return loss
+
+    def evaluate(self) -> dict[str, float]:
+        """In percent: NDCG of the validation queries; NDCG@k, MAP and MRR of the test queries."""
+        chooses = measure(self.network, self.validation, self.config)[f"NDCG@{self.config.ndcg_at[-1]}"]
+        return {self.headline: chooses, **measure(self.network, self.test, self.config)}
+
+    def metadata(self) -> dict[str, Any]:
+        """The features, in their order."""
+        return {"features": self.names}
+
+    def finish(self, folder: Path) -> None:
+        """Write what the report shows of single queries."""
+        from rankgrad.lab.ranker.report import examples
+
+        scores = score(self.network, self.test)
+        write_text(folder / "queries.json", json.dumps(examples(self.test, scores, self.config)))
+
+    @classmethod
+    def listing(cls) -> dict[str, dict[str, str]]:
+        """Losses, a line each."""
+        ours = {name: told for name, (_, _, told) in losses.OURS.items()}
+        return {"loss": ours | {name: f"baseline: {told}" for name, (_, told) in losses.BASELINES.items()}}
+
+    @classmethod
+    def evaluate_checkpoint(
+        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
+    ) -> dict[str, float]:
+        """The metrics of a checkpoint on the test queries of its data set."""
+        split = read(config.data)
+        if split.names != notes["features"]:
+            odd = sorted(set(split.names) ^ set(notes["features"]))
+            told = f"only one of them has {', '.join(odd[:5])}" if odd else "they are in another order"
+            raise UserError(f"--data: expected the {len(notes['features'])} features of the checkpoint, {told}")
+        _require_relevant("test", split.test, config.relevant)
+        network = rebuild(config, weights, notes).to(device)
+        return measure(network, prepared(split.test, config, device), config)
+
+    @classmethod
+    def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
+        """The result before and after training beside other runs', and single queries."""
+        from rankgrad.lab.ranker.report import sections
+
+        return sections(run, config, beside)
+
+
+def rebuild(config: Config, weights: dict[str, Tensor], notes: dict[str, Any]) -> model.Ranker:
+    """The network of a checkpoint."""
+    network = model.Ranker(len(notes["features"]), config.model)
+    fill(network, weights)
+    return network
+
+
+def score(network: nn.Module, queries: Queries, *, rows: int = 2**18) -> Tensor:
+    """The score of every item, ``[N]``."""
+    network.eval()
+    with torch.inference_mode():
+        return torch.cat([network(part) for part in queries.features.split(rows)])
+
+
+def measure(network: nn.Module, queries: Queries, config: Config) -> dict[str, float]:
+    """NDCG@k, MAP and MRR in percent, mean over the queries with something relevant."""
+    scores = score(network, queries)
+    if not bool(scores.isfinite().all()):
+        raise UserError("the network produced scores that are NaN or infinite; try a lower lr or optim.clip")
+    lists, grades, mask = losses.padded(scores, queries.grades, queries.groups)
+    found = {f"NDCG@{k}": ndcg(lists, grades, k=k, gain=config.gain, mask=mask) for k in config.ndcg_at}
+    relevance = grades >= config.relevant
+    found["MAP"] = average_precision(lists, relevance, mask=mask)
+    found["MRR"] = reciprocal_rank(lists, relevance, mask=mask)
+    return {name: 100 * float(value) for name, value in found.items()}
+
+
+def _spans(queries: Queries) -> Tensor:
+    """The highest grade of each query less its lowest."""
+    empty = queries.grades.new_zeros(len(queries))
+    high = empty.scatter_reduce(0, queries.groups, queries.grades, "amax", include_self=False)
+    return high - empty.scatter_reduce(0, queries.groups, queries.grades, "amin", include_self=False)
+
+
+def _require_relevant(part: str, queries: Queries, relevant: float) -> None:
+    if not bool((queries.grades >= relevant).any()):
+        highest = float(queries.grades.max())
+        raise UserError(
+            f"--data: expected {part} queries with an item of a grade of at least {relevant:g} (the setting "
+            f"relevant), the highest grade there is {highest:g}"
+        )

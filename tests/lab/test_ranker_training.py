@@ -1,0 +1,146 @@
+"""The task ranker, the whole way: it learns, resumes exactly, is judged again from its files, and reports."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from rankgrad import metrics
+from rankgrad.lab import recipes
+from rankgrad.lab.cli import main
+from rankgrad.lab.ranker.task import RankerTask, measure, prepared, read, rebuild, score
+from rankgrad.lab.recipes import run
+from rankgrad.lab.training import checkpoint
+
+from runs import rows, same_weights, stop_after
+
+SMALL = ["epochs=3", "save_minutes=0", "device=cpu", "hidden=[8]", "batch.queries=8", "lr=0.01"]
+
+
+@pytest.fixture
+def queries(tmp_path):
+    """Grades that follow from three of five features, with noise."""
+    random = np.random.default_rng(0)
+    lines = []
+    for query in range(60):
+        features = random.normal(size=(int(random.integers(3, 12)), 5))
+        grades = np.digitize(features[:, :3].sum(1) + 0.5 * random.normal(size=len(features)), [0, 1.5])
+        lines += [
+            f"{grade} qid:{query} " + " ".join(f"{at}:{value:.4f}" for at, value in enumerate(row, 1))
+            for grade, row in zip(grades, features, strict=True)
+        ]
+    path = tmp_path / "queries.txt"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def cli(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    return caught.value.code
+
+
+def test_it_learns_and_reports(queries, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert cli("train", "ranker", "--data", queries, "--out", out, *SMALL, "epochs=12") == 0
+    first, *_, last = rows(out, "evaluations")
+    assert float(first["NDCG@10"]) < 80 and float(last["NDCG@10"]) > 92
+    result = json.loads((out / "result.json").read_text())
+    evaluations = rows(out, "evaluations")
+    best = max(evaluations, key=lambda row: float(row["validation NDCG@10"]))
+    assert result["best"]["epoch"] == float(best["epoch"])
+    page = (out / "report.html").read_text()
+    for row, label in ((first, "this run, before training"), (best, "this run, best evaluation")):
+        cells = re.search(rf"<td>{label}[^<]*</td>(.*?)</tr>", page).group(1)
+        names = ("validation NDCG@10", "NDCG@1", "NDCG@5", "NDCG@10", "MAP", "MRR")
+        assert re.findall("<td>([^<]*)</td>", cells) == [f"{float(row[name]):.1f}" for name in names]
+    assert "The hardest queries" in page
+    capsys.readouterr()
+    assert cli("eval", out / "best.safetensors") == 0
+    assert f"NDCG@10 {result['best']['NDCG@10']:.1f}  MAP {result['best']['MAP']:.1f}" in capsys.readouterr().out
+    other = tmp_path / "other"
+    assert cli("train", "ranker", "--data", queries, "--out", other, *SMALL, "loss=lambdarank") == 0
+    assert cli("report", out, "--beside", other) == 0
+    assert "<td>other, best evaluation" in (out / "report.html").read_text()
+
+
+def test_metrics_are_those_of_each_query(queries):
+    _, config = recipes.load("ranker", [*SMALL, f"data.root={queries}"])
+    task = RankerTask(config, torch.device("cpu"))
+    scores = score(task.network, task.test)
+    found = task.evaluate()
+    ndcg, ap, rr = [], [], []
+    for number in range(len(task.test)):
+        s, g = (values[task.test.groups == number] for values in (scores, task.test.grades))
+        if bool((g >= 1).any()):
+            ndcg.append(float(metrics.ndcg(s, g, k=5, gain="exponential")))
+            ap.append(float(metrics.average_precision(s, g >= 1)))
+            rr.append(float(metrics.reciprocal_rank(s, g >= 1)))
+    wanted = {"NDCG@5": ndcg, "MAP": ap, "MRR": rr}
+    for name, values in wanted.items():
+        assert found[name] == pytest.approx(100 * sum(values) / len(values), rel=1e-5)
+    assert found["validation NDCG@10"] == pytest.approx(measure(task.network, task.validation, config)["NDCG@10"])
+
+
+@pytest.mark.parametrize("loss", ["ap", "listnet"])
+def test_a_resumed_run_is_the_same(queries, tmp_path, monkeypatch, loss):
+    more = [*SMALL, f"data.root={queries}"] + ([f"loss={loss}"] if loss != "ap" else [])
+    plain, _ = run.run("ranker", more, out=str(tmp_path / "plain"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 6)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("ranker", more, out=str(tmp_path / "torn"))
+    torn, _ = run.run("ranker", more, out=str(tmp_path / "torn"), resume=True)
+    assert rows(torn) == rows(plain) and rows(torn, "evaluations") == rows(plain, "evaluations")
+    for name in ("last", "best"):
+        assert same_weights(torn / f"{name}.safetensors", plain / f"{name}.safetensors")
+
+
+def test_every_query_is_seen_once_an_epoch(queries):
+    _, config = recipes.load("ranker", [*SMALL, f"data.root={queries}", "batch.queries=5"])
+    task = RankerTask(config, torch.device("cpu"))
+    seen = torch.cat([task.queries_at(step) for step in range(2 * task.steps_per_epoch)])
+    first, second = (part.tolist() for part in seen.chunk(2))
+    assert len(set(first)) == len(first) > len(task.train) - 5
+    assert first != second and len(set(second)) == len(second)
+
+
+@pytest.mark.parametrize("scale", ["query", "log", "none"])
+def test_scales_are_kept_with_the_weights(queries, tmp_path, scale):
+    folder, (result,) = run.run(
+        "ranker", [*SMALL, f"data.root={queries}", f"model.scale={scale}"], out=str(tmp_path / "a")
+    )
+    weights, notes = checkpoint.load_weights(folder / "last.safetensors")
+    _, config = recipes.checked(notes["config"])
+    network = rebuild(config, weights, notes)
+    found = measure(network, prepared(read(config.data).test, config, torch.device("cpu")), config)
+    assert found["MAP"] == pytest.approx(result.last["MAP"])
+
+
+def test_a_checkpoint_on_other_features(queries, tmp_path):
+    folder, _ = run.run("ranker", [*SMALL, f"data.root={queries}"], out=str(tmp_path / "a"))
+    other = tmp_path / "other.txt"
+    other.write_text(queries.read_text().replace(" 5:", " 6:"))
+    told = cli("eval", folder / "best.safetensors", "--data", other)
+    assert told == "rankgrad: --data: expected the 5 features of the checkpoint, only one of them has 6"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("0 qid:1 1:1\n0 qid:2 1:1\n0 qid:3 1:1\n", [], "expected train queries with an item of a grade of at"),
+        ("2 qid:1 1:1\n2 qid:2 1:1\n2 qid:3 1:1\n", [], "expected training queries with items of different gra"),
+        ("1 qid:1 1:1\n", [], "expected 3 queries at least, to train on and to split off for test and validation"),
+        ("1 qid:1 1:1\nx qid:1 1:1\n", [], "line 2: expected a grade, received 'x'"),
+        ("1 qid:1 1:1\n", ["test_share=0.5", "validation_share=0.5"], "must leave queries to train on"),
+        ("1 qid:1 1:1\n", ["loss=lambdarnk"], "loss: unknown name 'lambdarnk', did you mean 'lambdarank'?"),
+    ],
+)
+def test_wrong_data_is_a_line_and_leaves_nothing(tmp_path, text, settings, message):
+    path, out = tmp_path / "a.txt", tmp_path / "out"
+    path.write_text(text)
+    told = cli("train", "ranker", "--data", path, "--out", out, *settings)
+    assert message in told and told.startswith("rankgrad: ") and "\n" not in told
+    assert not out.exists()
