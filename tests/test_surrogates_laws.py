@@ -11,6 +11,7 @@ from hypothesis import given
 
 import rankgrad
 from rankgrad import surrogates
+from rankgrad.lab.sodeep import train
 from rankgrad.surrogates import sodeep
 
 from strategies import lists
@@ -266,9 +267,9 @@ def test_wrong_arguments_are_named(loss, kwargs, error, message):
         (lambda: surrogates.permutahedron_rank(S, epsilon=math.nan), ValueError, "^epsilon: .*nan"),
         (lambda: surrogates.sodeep_rank(S, sorter=3), TypeError, "^sorter: .*int"),
         (lambda: surrogates.sodeep_rank(torch.rand(10), sorter=SORTER), ValueError, "^scores: .*at most 9.*10"),
-        (lambda: sodeep.train(0), ValueError, "^length: .*>= 1"),
-        (lambda: sodeep.train(3, architecture="rnn"), ValueError, "^architecture: .*'lstm', 'cnn'.*'rnn'"),
-        (lambda: sodeep.train(3, steps=0), ValueError, "^steps"),
+        (lambda: train(0), ValueError, "^length: .*>= 1"),
+        (lambda: train(3, architecture="rnn"), ValueError, "^architecture: .*'lstm', 'cnn'.*'rnn'"),
+        (lambda: train(3, steps=0), ValueError, "^steps"),
     ],
 )
 def test_other_wrong_arguments(call, error, message):

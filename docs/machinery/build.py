@@ -2,9 +2,10 @@
 
     python docs/machinery/build.py build
 
-makes ``build/site`` by way of ``build/pages``. A line ``<!-- include: NAME arguments -->`` in a page stands for what ``parts.PARTS[NAME]`` makes of the sources
-(recipes, commands, result tables), so that a page cannot disagree with them. Every file of measurements in
-``benchmarks/results`` becomes a page. The site generator sees plain Markdown and needs no plugin of ours.
+makes ``build/site`` by way of ``build/pages``. A line ``<!-- include: NAME arguments -->`` in a page stands for
+what ``parts.PARTS[NAME]`` makes of the sources (recipes, commands, result tables), so that a page cannot
+disagree with them. Every file of measurements in ``benchmarks/results`` becomes a page. The site generator sees
+plain Markdown and needs no plugin of ours.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ def quiet(**given):
 
 @pytest.fixture
 def untrained(monkeypatch):
-    """A sorter without the two minutes; its ranks are about the mean rank."""
+    """A smaller sorter; its ranks are about the mean rank."""
     torch.manual_seed(0)
     network = sodeep.LSTMSorter(sorters.LENGTH, hidden=4).requires_grad_(False)
-    monkeypatch.setattr(sorters, "sorter", lambda tell: network)
+    monkeypatch.setattr(sorters, "sorter", lambda: network)
 
 
 def pixels(figure):
@@ -543,16 +543,12 @@ def test_without_matplotlib_the_extra_is_named():
     assert out.stderr == "rankgrad: matplotlib is not installed: pip install 'rankgrad[figures]'\n"
 
 
-def test_the_sorter_is_trained_once_in_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    real = sodeep.train
-    monkeypatch.setattr(sodeep, "train", lambda length, **k: real(length, hidden=3, steps=2, **k))
-    told = []
-    first = sorters.sorter(told.append)
-    assert len(told) == 1 and (tmp_path / "rankgrad" / "sodeep-20.safetensors").is_file()
-    again = sorters.sorter(told.append)
-    assert len(told) == 1
-    assert torch.equal(first.projection.weight, again.projection.weight)
+def test_the_sorter_of_the_package_sorts():
+    """It is SoDeep's network for 20 items, trained: closer to the ranks than any constant, in milliseconds."""
+    scores = torch.rand(200, sorters.LENGTH, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    ranks = sodeep.sodeep_rank(scores, sorter=sorters.sorter())
+    error = (ranks - rankgrad.rank(scores, lam=1.0)).abs().mean()
+    assert error < 1  # the best constant, 10.5 for all, is wrong by 5
 
 
 def test_complexity_from_files(tmp_path):

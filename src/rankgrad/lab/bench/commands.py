@@ -17,6 +17,7 @@ from rich.progress import Progress
 from rankgrad.lab.bench import long_lists, retrieval, tables
 from rankgrad.lab.bench.complexity_table import complexity
 from rankgrad.lab.bench.tables import Cells, in_time
+from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
 
 
@@ -111,7 +112,7 @@ def bench(
             growth = {k: long_lists.growth(table, k) for k in long_lists.relevant_counts(lengths[0])}
             exponents = [["relevant", "exponent of n, from 1M"]]
             exponents += [[k, "-" if v is None else f"{v:.2f}"] for k, v in growth.items()]
-            title = tables.machine(place)
+            title = machine.in_a_line(place)
             sections += [
                 (
                     f"{title}: AP loss, forward + backward, one list of n scores",

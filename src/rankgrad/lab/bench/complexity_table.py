@@ -18,6 +18,7 @@ from rich.progress import Progress
 from rankgrad.lab.bench import complexity as measured
 from rankgrad.lab.bench import tables
 from rankgrad.lab.bench.tables import Cells, in_time
+from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.config import chosen
 
@@ -79,7 +80,7 @@ def complexity(
     text = ""
     numbers: dict[str, Any] = {}
     for place in available if device == "both" else [device]:
-        where, told = torch.device(place), tables.machine(torch.device(place))
+        where, told = torch.device(place), machine.in_a_line(torch.device(place))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             rows = len(names) or len(measured.contenders())
             task = progress.add_task(place, total=rows * len(lengths))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
-
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -35,22 +31,3 @@ def markdown(cells: Cells) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(cells[0]), *lines[1:]])
-
-
-def machine(device: torch.device) -> str:
-    """Hardware and versions in a line."""
-    name = platform.processor() or platform.machine()
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        info = Path("/proc/cpuinfo")
-        lines = info.read_text().splitlines() if info.is_file() else []
-        models = [x for x in lines if x.startswith("model name")]
-        name = f"{models[0].split(':')[1].strip() if models else name}, {torch.get_num_threads()} thread(s)"
-    versions = [f"torch {torch.__version__}", f"Python {platform.python_version()}"]
-    for package in ("triton", "numba"):
-        try:
-            versions.append(f"{package} {__import__(package).__version__}")
-        except ModuleNotFoundError:
-            versions.append(f"{package} absent")
-    return f"{name}; {', '.join(versions)}"

@@ -18,14 +18,13 @@ from rankgrad.lab.detection.config import Config
 from rankgrad.lab.detection.evaluate import DetectionMetrics
 from rankgrad.lab.detection.paper import TABLE
 from rankgrad.lab.report import page
-from rankgrad.lab.report.curves import chart
+from rankgrad.lab.report.curves import COLOURS, chart
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.vision.images import Store
 
 _SHOWN, _SIDE = 8, 320
 _METRICS = ("AP50", "AP50-11", "AP")
-_COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666")
 
 _STYLE = """<style>
 .scene { display: flex; flex-wrap: wrap; gap: 12px; margin: 10px 0 16px; }
@@ -191,7 +190,7 @@ def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
     parts = [f'<text x="0" y="14" style="font-weight:600">{escape(title)}</text>']
     at = float(left)
     for number, run in enumerate(values):
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         parts.append(f'<rect x="{at}" y="22" width="10" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{at + 15}" y="31">{escape(run)}</text>')
         at += 30 + 6.6 * len(run)
@@ -207,7 +206,7 @@ def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
             if value is None:
                 continue
             wide, y = (width - left - 50) * value / 100, top + number * thick
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             parts.append(
                 f'<rect class="bar" x="{left}" y="{y}" width="{wide:.1f}" height="{thick - 1}" fill="{colour}">'
                 f"<title>{escape(name)} {value:.1f}</title></rect>"

@@ -69,7 +69,7 @@ def push(loss: Callable[[Tensor, Tensor], Tensor], scores: Tensor, relevance: Te
 
 def rows(sources: Sources) -> list[Row]:
     """From our losses to the furthest from them."""
-    sorter = sorters.sorter(sources.tell)
+    sorter = sorters.sorter()
 
     def average_precision(scores: Tensor, relevance: Tensor) -> Tensor:
         return average_precision_loss(scores, relevance, lam=LAM)

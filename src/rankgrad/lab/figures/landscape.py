@@ -72,7 +72,7 @@ def panels(sources: Sources, section: Section, scores: Tensor) -> dict[str, Tens
     """Title -> values ``[len(b), len(a)]``, row by row of the figure."""
     n = scores.shape[-1]
     reach = float(scores.abs().max())
-    network = sorters.sorter(sources.tell)
+    network = sorters.sorter()
 
     def softly(rank: Callable[..., Tensor], **arguments: object) -> Tensor:
         with torch.no_grad():

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-_COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666")
+#: Lines and bars of every chart, in this order.
+COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 455, 280, 46, 34, 26
 
 Points = Sequence[tuple[float, float]]
@@ -72,7 +73,7 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
         kept = [p for p in found if math.isfinite(p[1])]
         if not kept:
             continue
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         if smooth:
             parts.append(line(kept, colour, 0.25))
             kept = smoothed(kept)

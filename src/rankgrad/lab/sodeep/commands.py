@@ -31,7 +31,7 @@ def train(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from rankgrad.surrogates import sodeep
+    from rankgrad.lab import sodeep
 
     begin = time.monotonic()
     shown = [TextColumn("step {task.completed:.0f} of {task.total:.0f}"), BarColumn(), TimeRemainingColumn()]
@@ -66,7 +66,7 @@ def train(
 def mean_errors(sorter: torch.nn.Module, length: int) -> tuple[float, float]:
     """Mean distance to the true ranks on new lists: of the sorter, and of the mean rank for every item."""
     from rankgrad.engine.ranker import exact_ranks
-    from rankgrad.surrogates.sodeep.training import synthetic_lists
+    from rankgrad.lab.sodeep import synthetic_lists
 
     # A seed no training has: seeds of trainings are the small numbers people choose.
     scores = synthetic_lists(_TESTED, length, torch.Generator().manual_seed(2**40 + 1))

@@ -12,7 +12,7 @@ import torch
 from rankgrad import distributed
 from rankgrad.lab.training.errors import UserError
 
-_PACKAGES = ("rankgrad", "torch", "torchvision", "timm", "pytorch-metric-learning")
+_PACKAGES = ("rankgrad", "torch", "triton", "numba", "torchvision", "timm", "pytorch-metric-learning")
 
 
 def device_of(name: str) -> torch.device:
@@ -54,6 +54,12 @@ def describe(device: torch.device) -> dict[str, str]:
         "versions": f"Python {platform.python_version()}, {', '.join(versions)}",
         "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     }
+
+
+def in_a_line(device: torch.device) -> str:
+    """Hardware and versions, for the head of a table."""
+    told = describe(device)
+    return f"{told['hardware']}; {told['versions']}"
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rankgrad import _check
 from rankgrad.engine.ranker import exact_ranks
-from rankgrad.surrogates.sodeep.files import read, save
+from rankgrad.lab.sodeep.files import read, save
 from rankgrad.surrogates.sodeep.networks import ARCHITECTURES, Sorter, filled
 
 #: Steps between two calls of ``progress``.
@@ -78,7 +78,8 @@ def train(
         The sorter, its weights frozen.
 
     Example:
-        >>> sorter = rankgrad.surrogates.sodeep.train(5, hidden=16, steps=20)
+        >>> from rankgrad.lab.sodeep import train
+        >>> sorter = train(5, hidden=16, steps=20)
         >>> sorter.length
         5
     """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from rankgrad.lab.training.checkpoint import write_bytes
 from rankgrad.surrogates.sodeep.networks import ARCHITECTURES, Sorter
 
 #: The key of our JSON among the file's metadata.
@@ -17,11 +17,10 @@ _KEY = "rankgrad.sodeep"
 def save(sorter: Sorter, path: str | os.PathLike[str], *, recipe: dict[str, Any] | None = None) -> None:
     """Save a sorter as safetensors, with its sizes and the recipe it was made by. Needs ``safetensors``.
 
-    The file appears complete or not at all: it is written beside its place and then renamed.
+    The file appears complete or not at all.
     """
     from safetensors.torch import save as to_bytes
 
-    path = Path(path)
     about = {
         "architecture": next(name for name, kind in ARCHITECTURES.items() if type(sorter) is kind),
         "length": sorter.length,
@@ -30,18 +29,7 @@ def save(sorter: Sorter, path: str | os.PathLike[str], *, recipe: dict[str, Any]
         "recipe": recipe,
     }
     weights = {name: weight.detach().cpu().contiguous() for name, weight in sorter.state_dict().items()}
-    content = to_bytes(weights, metadata={_KEY: json.dumps(about)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".unfinished")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    write_bytes(Path(path), to_bytes(weights, metadata={_KEY: json.dumps(about)}))
 
 
 def load(path: str | os.PathLike[str]) -> Sorter:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import rankgrad
+from rankgrad.lab import sodeep as lab
+from rankgrad.lab.sodeep import training
 from rankgrad.surrogates import sodeep
-from rankgrad.surrogates.sodeep import training
 
 QUICK = {"hidden": 16, "steps": 300, "batch_size": 64}
 
@@ -18,7 +19,7 @@ QUICK = {"hidden": 16, "steps": 300, "batch_size": 64}
 def trained(request):
     errors = []
     kwargs = QUICK | ({"learning_rate": 5e-3} if request.param == "cnn" else {"learning_rate": 3e-2})
-    sorter = sodeep.train(6, architecture=request.param, progress=lambda *report: errors.append(report), **kwargs)
+    sorter = lab.train(6, architecture=request.param, progress=lambda *report: errors.append(report), **kwargs)
     return sorter, errors
 
 
@@ -70,7 +71,7 @@ def test_the_loss_is_ap_of_the_soft_ranks():
 
 
 def test_synthetic_lists_are_of_many_kinds():
-    scores = sodeep.synthetic_lists(2000, 12, torch.Generator().manual_seed(0))
+    scores = lab.synthetic_lists(2000, 12, torch.Generator().manual_seed(0))
     assert scores.shape == (2000, 12)
     assert scores.isfinite().all()
     spread = scores.max(-1).values - scores.min(-1).values
@@ -85,7 +86,7 @@ def test_the_same_arguments_give_the_same_weights(monkeypatch):
     monkeypatch.setattr(training, "synthetic_lists", lambda *a: seeds.append(a[-1].initial_seed()) or real(*a))
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    runs = [sodeep.train(4, hidden=5, steps=15, seed=seed).state_dict() for seed in (0, 0, 1)]
+    runs = [lab.train(4, hidden=5, steps=15, seed=seed).state_dict() for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
     assert not all(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
@@ -99,8 +100,8 @@ def test_the_same_arguments_give_the_same_weights(monkeypatch):
 def test_save_and_load(tmp_path, kind):
     pytest.importorskip("safetensors")
     sorter = kind(7, hidden=5, layers=1)
-    sodeep.save(sorter, tmp_path / "new" / "sorter.safetensors")
-    loaded = sodeep.load(tmp_path / "new" / "sorter.safetensors")
+    lab.save(sorter, tmp_path / "new" / "sorter.safetensors")
+    loaded = lab.load(tmp_path / "new" / "sorter.safetensors")
     assert type(loaded) is kind
     assert not any(weight.requires_grad for weight in loaded.parameters())
     scores = torch.rand(3, 7)
@@ -117,7 +118,7 @@ def test_training_is_cached_by_its_recipe(tmp_path):
 
     def train(**kwargs):
         steps.clear()
-        return sodeep.train(4, hidden=5, steps=100, out=path, progress=lambda *_: steps.append(1), **kwargs)
+        return lab.train(4, hidden=5, steps=100, out=path, progress=lambda *_: steps.append(1), **kwargs)
 
     first = train()
     assert steps
@@ -133,7 +134,7 @@ def test_training_is_cached_by_its_recipe(tmp_path):
 def test_a_file_is_complete_or_not_there(tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
     path = tmp_path / "sorter.safetensors"
-    sodeep.save(sodeep.LSTMSorter(3, hidden=2), path)
+    lab.save(sodeep.LSTMSorter(3, hidden=2), path)
     content = path.read_bytes()
 
     def power_cut(*_):
@@ -141,7 +142,7 @@ def test_a_file_is_complete_or_not_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", power_cut)
     with pytest.raises(OSError, match="no space"):
-        sodeep.save(sodeep.LSTMSorter(3, hidden=4), path)
+        lab.save(sodeep.LSTMSorter(3, hidden=4), path)
     assert path.read_bytes() == content
     assert os.listdir(tmp_path) == ["sorter.safetensors"]
 
@@ -151,17 +152,17 @@ def test_files_that_are_no_sorters_are_named(tmp_path):
     garbage, other = tmp_path / "garbage", tmp_path / "other.safetensors"
     garbage.write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match=r"^path: expected a safetensors file, .*garbage"):
-        sodeep.load(garbage)
+        lab.load(garbage)
     safetensors.save_file({"w": np.zeros(2)}, other)
     with pytest.raises(ValueError, match=r"^path: expected a sorter saved by rankgrad, .*other"):
-        sodeep.load(other)
+        lab.load(other)
     with pytest.raises(FileNotFoundError):
-        sodeep.load(tmp_path / "missing")
+        lab.load(tmp_path / "missing")
 
 
 def test_the_metadata_say_what_it_is(tmp_path):
     safetensors = pytest.importorskip("safetensors")
-    sodeep.train(4, hidden=5, steps=3, seed=2, out=tmp_path / "s.safetensors")
+    lab.train(4, hidden=5, steps=3, seed=2, out=tmp_path / "s.safetensors")
     with safetensors.safe_open(tmp_path / "s.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["rankgrad.sodeep"])
     assert about["architecture"] == "lstm" and about["length"] == 4 and about["hidden"] == 5
@@ -186,7 +187,7 @@ def test_the_command(tmp_path, capsys):
     told = capsys.readouterr().out
     error, constant = (float(told.split(word)[1].split()[0].rstrip(")")) for word in ("wrong by ", "for all: "))
     assert error < 0.8 * constant
-    loaded, recipe = sodeep.files.read(path)
+    loaded, recipe = lab.files.read(path)
     assert loaded.length == 5 and recipe["steps"] == 200 and recipe["hidden"] == 8
     content = path.read_bytes()
     assert command(*options) == 0  # the same again: nothing to train
