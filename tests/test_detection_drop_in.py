@@ -397,27 +397,6 @@ def test_a_backward_hook_of_the_predictor():
     assert float(gradients[0][-1].abs().sum()) > 0
 
 
-@pytest.mark.parametrize(("kind", "times"), [(RoIHeads, 0), (MoreLosses, 2)])
-def test_torchvisions_cross_entropy_is_left_out_where_nobody_else_looks(kind, times):
-    class Sum(nn.Module):
-        def forward(self, class_logits, labels):
-            assert type(class_logits) is torch.Tensor
-            return class_logits.sum()
-
-    class Noting(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            names.append(func.__name__)
-            return func(*args, **(kwargs or {}))
-
-    names = []
-    model = detector()
-    model.roi_heads.__class__ = kind
-    with Noting():
-        losses = losses_of(use_ranking_loss(model, Sum()))
-    assert len([name for name in names if "log_softmax" in name]) == times
-    assert all(type(loss) is torch.Tensor for loss in losses.values())
-
-
 def test_boxes_that_are_not_numbers_are_not_found():
     """As in torchvision, which finds a box of NaN too small."""
     model = detector().eval()

@@ -1,8 +1,10 @@
 """torchvision's RoI heads with another loss at the classifier and other scores at test time.
 
-Only three seams of ``RoIHeads`` are used, all there since torchvision 0.3: ``select_training_samples`` says which
-label each sampled region has, ``box_predictor`` gives the class logits, ``postprocess_detections`` turns them into
-detections. torchvision's own ``forward`` runs as it is, but for its cross entropy, which nobody would look at.
+torchvision computes the classifier's loss in a function that ``RoIHeads.forward`` calls, not in a method, so
+there is no method to override: its forward runs as it is, and its ``loss_classifier`` is replaced afterwards.
+What that needs is seen at three places that exist since torchvision 0.3: ``select_training_samples`` gives the
+label of each sampled region, ``box_predictor`` the class logits, and ``postprocess_detections`` turns them into
+detections.
 """
 
 from __future__ import annotations
@@ -11,8 +13,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torchvision.models.detection.roi_heads import RoIHeads
 
 from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss, padded
@@ -37,18 +37,8 @@ def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     return (again[0], *output[1:]) if type(output) is tuple else again
 
 
-class _WithoutCrossEntropy(Tensor):
-    """Class logits of which torchvision takes the cross entropy for nothing: it gets None."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.cross_entropy:
-            return None
-        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-
 class RankingHeads:
-    """The part that goes in front of ``RoIHeads`` in the order of classes."""
+    """RoI heads with our loss; mixed into the class of a model's heads, torchvision's or a user's."""
 
     training: bool
     box_predictor: nn.Module
@@ -63,18 +53,15 @@ class RankingHeads:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As in torchvision, with our loss under ``loss_classifier``."""
         seen: list[Tensor] = []
-        forward = super().forward  # type: ignore[misc]
-        # In a user's own forward the cross entropy may be part of something else.
-        left_out = self.training and getattr(forward, "__func__", None) is RoIHeads.forward
 
         def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
             output = in_float32(module, inputs, output)
             seen.append(output[0])
-            return (output[0].as_subclass(_WithoutCrossEntropy), *output[1:]) if left_out else output
+            return output
 
         hook = self.box_predictor.register_forward_hook(look)
         try:
-            result, losses = forward(*args, **kwargs)
+            result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
             if self.training:
                 losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
             return result, losses

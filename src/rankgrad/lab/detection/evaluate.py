@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.lab.detection.data import Objects
+from rankgrad.lab.detection.matching import iou
 
 THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 
@@ -48,17 +49,6 @@ class DetectionMetrics:
         }
 
 
-def _iou(boxes: Tensor, others: Tensor) -> Tensor:
-    """Overlap of each box ``[D, 4]`` with its own row of others ``[D, G, 4]``, ``[D, G]``."""
-    boxes = boxes.unsqueeze(1)
-    sides = (
-        torch.minimum(boxes[..., 2:], others[..., 2:]) - torch.maximum(boxes[..., :2], others[..., :2])
-    ).clamp(0)
-    inside = sides.prod(-1)
-    area, other = ((b[..., 2:] - b[..., :2]).prod(-1) for b in (boxes, others))
-    return inside / (area + other - inside).clamp(min=1e-12)
-
-
 class _Table:
     """Objects in rows of equal length, one row for each (image, class) that has any."""
 
@@ -84,10 +74,10 @@ class _Table:
         self.positives = torch.bincount(label[~hard], minlength=classes)
 
 
-def _voc_hits(iou: Tensor, rows: Tensor, table: _Table, threshold: float) -> tuple[Tensor, Tensor]:
+def _voc_hits(overlap: Tensor, rows: Tensor, table: _Table, threshold: float) -> tuple[Tensor, Tensor]:
     """Which detections (best first) are right, and which are neither right nor wrong."""
-    overlap, best = iou.max(1)
-    close = overlap >= threshold
+    most, best = overlap.max(1)
+    close = most >= threshold
     neither = close & table.difficult[rows, best]
     owner = torch.where(close & ~neither, rows * table.boxes.shape[1] + best, -1)
     return _first_of_each(owner), neither
@@ -104,23 +94,23 @@ def _first_of_each(owner: Tensor) -> Tensor:
     return out
 
 
-def _coco_hits(iou: Tensor, rows: Tensor, table: _Table) -> tuple[Tensor, Tensor]:
+def _coco_hits(overlap: Tensor, rows: Tensor, table: _Table) -> tuple[Tensor, Tensor]:
     """``[10, D]`` each: right, and neither. All (image, class) rows take their k-th best detection together."""
-    thresholds = torch.tensor(THRESHOLDS, dtype=iou.dtype, device=iou.device).unsqueeze(1)
-    right = torch.zeros(len(THRESHOLDS), len(iou), dtype=torch.bool, device=iou.device)
+    thresholds = torch.tensor(THRESHOLDS, dtype=overlap.dtype, device=overlap.device).unsqueeze(1)
+    right = torch.zeros(len(THRESHOLDS), len(overlap), dtype=torch.bool, device=overlap.device)
     neither = torch.zeros_like(right)
-    taken = torch.zeros(len(THRESHOLDS), *table.exists.shape, dtype=torch.bool, device=iou.device)
+    taken = torch.zeros(len(THRESHOLDS), *table.exists.shape, dtype=torch.bool, device=overlap.device)
     order = rows.argsort(stable=True)
     order = order[rows[order] < len(table.exists) - 1]  # where there is an object to take
     many = torch.bincount(rows[order], minlength=len(table.exists))
-    turn = torch.arange(len(order), device=iou.device) - (many.cumsum(0) - many)[rows[order]]
+    turn = torch.arange(len(order), device=overlap.device) - (many.cumsum(0) - many)[rows[order]]
     for now in order[turn.argsort(stable=True)].split(torch.bincount(turn).tolist()):
         row = rows[now]
         hard = table.difficult[row]
-        overlap, best = iou[now].masked_fill(hard | taken[:, row], -1.0).max(2)  # [10, rows]
-        hit = overlap >= thresholds
+        most, best = overlap[now].masked_fill(hard | taken[:, row], -1.0).max(2)  # [10, rows]
+        hit = most >= thresholds
         right[:, now] = hit
-        neither[:, now] = ~hit & (iou[now].masked_fill(~hard, -1.0).max(1).values >= thresholds)
+        neither[:, now] = ~hit & (overlap[now].masked_fill(~hard, -1.0).max(1).values >= thresholds)
         level, at = hit.nonzero(as_tuple=True)
         taken[level, row[at], best[level, at]] = True
     return right, neither
@@ -183,9 +173,9 @@ def evaluate(
     order = order[label[order].argsort(stable=True)]  # by class, best first
     image, label, boxes = image[order], label[order], boxes[order]
     rows = table.row_of[image * classes + label]
-    iou = _iou(boxes, table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
-    voc, voc_neither = _voc_hits(iou, rows, table, 0.5)
-    coco, coco_neither = _coco_hits(iou, rows, table)
+    overlap = iou(boxes.unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
+    voc, voc_neither = _voc_hits(overlap, rows, table, 0.5)
+    coco, coco_neither = _coco_hits(overlap, rows, table)
 
     area, eleven = (torch.full((classes,), torch.nan, dtype=torch.float64) for _ in range(2))
     levels = torch.full((len(THRESHOLDS), classes), torch.nan, dtype=torch.float64)

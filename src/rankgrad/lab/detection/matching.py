@@ -35,20 +35,25 @@ class Truth:
         return Truth(padded, pad_sequence(labels, batch_first=True), exists)
 
 
-def overlaps(truth: Truth, boxes: Tensor) -> Tensor:
-    """Intersection over union, ``[B, G, N]``, of objects with boxes ``[B or 1, N, 4]``; -1 where no object is."""
-    a, b = truth.boxes.unsqueeze(2), boxes.unsqueeze(1)
-    sides = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0)
+def iou(boxes: Tensor, others: Tensor) -> Tensor:
+    """Intersection over union of boxes ``[..., 4]`` with others, broadcast (``box_iou`` takes no batch)."""
+    sides = torch.minimum(boxes[..., 2:], others[..., 2:]) - torch.maximum(boxes[..., :2], others[..., :2])
+    sides = sides.clamp(min=0)
     inside = sides[..., 0] * sides[..., 1]
-    areas = [(c[..., 2] - c[..., 0]) * (c[..., 3] - c[..., 1]) for c in (a, b)]
-    return (inside / (areas[0] + areas[1] - inside)).masked_fill(~truth.exists.unsqueeze(2), -1.0)
+    areas = [(b[..., 2] - b[..., 0]) * (b[..., 3] - b[..., 1]) for b in (boxes, others)]
+    return inside / (areas[0] + areas[1] - inside).clamp(min=1e-12)  # two boxes without an area share nothing
 
 
-def matches(iou: Tensor, *, high: float, low: float, keep_best: bool) -> tuple[Tensor, Tensor]:
+def overlaps(truth: Truth, boxes: Tensor) -> Tensor:
+    """:func:`iou`, ``[B, G, N]``, of objects with boxes ``[B or 1, N, 4]``; -1 where no object is."""
+    return iou(truth.boxes.unsqueeze(2), boxes.unsqueeze(1)).masked_fill(~truth.exists.unsqueeze(2), -1.0)
+
+
+def matches(overlap: Tensor, *, high: float, low: float, keep_best: bool) -> tuple[Tensor, Tensor]:
     """The object of each box, and whether it is foreground, by torchvision's ``Matcher``.
 
     Args:
-        iou: ``[B, G, N]``, -1 where no object is.
+        overlap: ``[B, G, N]``, -1 where no object is.
         high: A box that overlaps its best object at least so much is foreground.
         low: Less than that is background; between the two is neither.
         keep_best: The boxes that overlap an object most are foreground however little it is.
@@ -56,11 +61,11 @@ def matches(iou: Tensor, *, high: float, low: float, keep_best: bool) -> tuple[T
     Returns:
         ``[B, N]`` numbers of the best objects, and ``[B, N]`` int8: 1 foreground, 0 background, -1 neither.
     """
-    value, best = iou.max(1)
+    value, best = overlap.max(1)
     kind = (value >= high).to(torch.int8) - ((value >= low) & (value < high)).to(torch.int8)
     if keep_best:
-        most = iou.amax(2, keepdim=True)
-        kind = torch.where(((iou == most) & (most >= 0)).any(1), 1, kind)
+        most = overlap.amax(2, keepdim=True)
+        kind = torch.where(((overlap == most) & (most >= 0)).any(1), 1, kind)
     return best, kind
 
 
