@@ -21,10 +21,13 @@ from torch import Tensor, nn
 
 from benchmarks import cub
 from rankgrad.lab import recipes
-from rankgrad.lab.retrieval import augment, losses, model
-from rankgrad.lab.retrieval import data as data_sets
-from rankgrad.lab.retrieval.config import Config
-from rankgrad.lab.retrieval.images import ImageSource
+from rankgrad.lab.retrieval import losses
+from rankgrad.lab.retrieval.images import data as data_sets
+from rankgrad.lab.retrieval.images import model
+from rankgrad.lab.retrieval.images.config import Config
+from rankgrad.lab.retrieval.images.source import ImageSource
+from rankgrad.lab.retrieval.images.task import ImageTask
+from rankgrad.lab.retrieval.source import Draw
 from rankgrad.lab.training import machine, optim
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.config import Optim
@@ -52,16 +55,13 @@ def extract(source: ImageSource, network: nn.Module, config: Config, crops: int)
     views = []
     for view in range(1 + crops):
         parts = []
-        for rows in torch.arange(len(source.images)).split(64):
-            images = source.fetch(rows)
-            boxes, flips = augment.centre_boxes(images.height, images.width, config.view.crop), None
-            if view:
-                boxes, flips = augment.training_boxes(images.height, images.width, config.view, generator)
+        for rows in torch.arange(len(source)).split(64):
+            draw = Draw(generator, total=len(rows), first=0) if view else None
             with torch.inference_mode(), optim.autocast(config.precision, source.device):
-                parts.append(network(augment.crops(images, boxes, flips, config.view.crop)).float().cpu())
+                parts.append(network(source.inputs(rows, draw=draw)).float().cpu())
         views.append(torch.cat(parts))
         print(f"features: view {view + 1} of {1 + crops}, {len(views[-1])} images", flush=True)
-    return Features(torch.stack(views).clone(), source.images.labels.unique(return_inverse=True)[1])
+    return Features(torch.stack(views).clone(), source.items.labels.unique(return_inverse=True)[1])
 
 
 def both_halves(file: Path, config: Config, device: torch.device) -> tuple[Features, Features]:
@@ -76,7 +76,7 @@ def both_halves(file: Path, config: Config, device: torch.device) -> tuple[Featu
     network, _ = model.build(config.model, config.view.crop, config.seed)
     backbone = network.eval().backbone.to(device, memory_format=torch.channels_last)
     sources = [ImageSource(part, config.data, config.view, device) for part in (splits.train, splits.query)]
-    leave_out(sources, len(splits.train) + len(splits.query), config.data.broken)
+    leave_out([source.store for source in sources], len(splits.train) + len(splits.query), config.data.broken)
     found = [extract(source, backbone, config, crops) for source, crops in zip(sources, (CROPS, 0), strict=True)]
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"settings": made_by, "train": tuple(found[0]), "test": tuple(found[1])}, file)
@@ -100,7 +100,7 @@ def train(settings: str, rate: float, seed: int, halves: tuple[Features, Feature
     sampler = ClassSampler(here.labels, size=BATCH, per_class=4, seed=seed)
     evaluations = []
     for step in range(EPOCHS * len(sampler)):
-        optim.set_rate(optimizer, optim.learning_rate(rule, step, len(sampler), EPOCHS))
+        optim.set_rates(optimizer, rule, step, len(sampler), EPOCHS)
         rows = sampler.at(step)
         views = torch.randint(len(here.views), (len(rows),))
         optimizer.zero_grad()
@@ -136,7 +136,8 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     common = [f"data.root={args.data}", f"weights={args.weights}", "hold_out=0.5", "data.cache=ram", *args.common]
-    halves = both_halves(args.out / "features.pt", recipes.load("cub", common)[1], device)
+    config = ImageTask.completed(recipes.load("cub", common)[1])
+    halves = both_halves(args.out / "features.pt", config, device)
     rows = {name: settings for name, settings in cub.ROWS.items() if re.search(args.rows, name)}
     for name, _, settings in (row.partition(": ") for row in args.settings):
         rows[name] = settings

@@ -72,12 +72,12 @@ def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: 
     ]
     waiting = []
     for job in jobs:
-        config = recipes.load(job.recipe, job.settings)[1]
+        task, config = recipes.load(job.recipe, job.settings)
         if args.settings and config != recipes.load(job.recipe, (*job.settings, *args.settings))[1]:
             given = " ".join(args.settings)
             raise UserError(f"settings: expected what no row sets itself, received {given}; see row {job.row!r}")
         if (job.folder / "result.json").is_file():  # of a run with these settings, or the table would mix them
-            run.same_settings(job.folder, config, "--out")
+            run.same_settings(job.folder, task.completed(config), "--out")
         else:
             waiting.append(job)
     return waiting

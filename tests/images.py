@@ -38,17 +38,17 @@ def cub_set(root, classes=(1, 2, 3, 101, 102, 103), each=5):
 def sop_set(root, supers=3, classes=4, each=3):
     """Stanford Online Products, with super-classes."""
     base = root / "Stanford_Online_Products"
-    image, label = 0, 0
+    number, label = 0, 0
     for part in ("train", "test"):
         lines = ["image_id class_id super_class_id path"]
         for over in range(1, supers + 1):
             for _ in range(classes):
                 label += 1
                 for k in range(each):
-                    image += 1
+                    number += 1
                     name = f"kind{over}_final/{label}_{k}.JPG"
                     image(base / name, label, k, kind="JPEG")
-                    lines.append(f"{image} {label} {over} {name}")
+                    lines.append(f"{number} {label} {over} {name}")
         (base / f"Ebay_{part}.txt").write_text("\n".join(lines) + "\n")
     return root
 

@@ -184,9 +184,9 @@ def test_recipes_say_what_their_headers_say():
 
 
 def test_settings_are_all_there():
-    from rankgrad.lab.retrieval.config import Config, Data
+    from rankgrad.lab.retrieval.images.config import Config, Data
 
-    page = parts.settings("x", "rankgrad.lab.retrieval.config")
+    page = parts.settings("x", "rankgrad.lab.retrieval.images.config")
     for name in Data.model_fields:
         assert f"| `data.{name}` |" in page
     assert "share of the classes to test on" in page and "| `optim.lr` | float | `1e-05` |" in page

@@ -19,7 +19,15 @@ def test_rows_are_valid(name):
 
 def test_the_table(tmp_path, monkeypatch, capsys):
     root = images.cub_set(tmp_path / "data")
-    small = ["backbone=tiny", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2", "view.resize=16"]
+    small = [
+        "backbone=tiny",
+        "pooling=own",
+        "precision=fp32",
+        "embedding=8",
+        "batch.size=6",
+        "per_class=2",
+        "view.resize=16",
+    ]
     small += ["view.crop=12", "data.counts=any", "device=cpu"]
     options = ["--data", str(root), "--weights", "none", "--out", str(tmp_path / "out"), "--epochs", "1"]
     monkeypatch.setattr(sys, "argv", ["cub.py", *options, "--seeds", "2", "--rows", "^recall log$|FastAP", *small])
@@ -35,7 +43,7 @@ def test_losses_on_frozen_features(tmp_path, monkeypatch, capsys):
     root = images.cub_set(tmp_path / "data", classes=(1, 2, 3, 4, 101))
     monkeypatch.setattr(frozen, "BATCH", 8)
     monkeypatch.setattr(frozen, "EPOCHS", 4)
-    small = ["backbone=tiny", "precision=fp32", "view.resize=16", "view.crop=12", "data.counts=any"]
+    small = ["backbone=tiny", "pooling=own", "precision=fp32", "view.resize=16", "view.crop=12", "data.counts=any"]
     options = [
         "--data",
         str(root),

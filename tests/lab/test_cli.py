@@ -12,7 +12,7 @@ import torch
 from rankgrad.lab import recipes
 from rankgrad.lab.cli import main
 from rankgrad.lab.recipes import run
-from rankgrad.lab.retrieval.task import RetrievalTask, read_sources
+from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
 from rankgrad.lab.training import checkpoint
 
 import images
@@ -97,19 +97,15 @@ def test_report_can_be_written_again(trained, capsys):
         (["train", "cubb"], "rankgrad: RECIPE: no recipe, YAML file or run folder 'cubb', did you mean 'cub'?"),
         (["train", "cub"], "rankgrad: --data: the data set 'cub' needs a folder, say --data DIR"),
         (["train", "digits", "lrr=1"], "rankgrad: lrr: unknown setting, did you mean 'lr'?"),
-        (["train", "digits", "lamm=3"], "rankgrad: lamm: unknown setting, did you mean 'lam'?"),
+        (["train", "cub", "lamm=3"], "rankgrad: lamm: unknown setting, did you mean 'lam'?"),
         (["train", "digits", "device=tpu"], "rankgrad: device: unknown value 'tpu', say auto, cpu or cuda"),
         (
-            ["train", "digits", "loss.lamb=1"],
-            "rankgrad: loss.lamb: unknown argument of RecallLoss, did you mean 'lam'?",
+            ["train", "digits", "loss.thresh=1"],
+            "rankgrad: loss.thresh: unknown argument of ProxyRankingLoss, did you mean 'threshold'?",
         ),
         (
             ["train", "digits", "sampler=superlabels", "batch.size=80"],
-            "rankgrad: batch.sampler: digits has no super-labels, use classes",
-        ),
-        (
-            ["train", "digits", "batch.size=500"],
-            "rankgrad: batch.size: expected at most 10 images of each of the 10 classes, received 500 (int)",
+            "rankgrad: batch.sampler: the data set has no super-labels, use classes",
         ),
         (
             ["train", "digits", "milestones=[1,"],
@@ -141,7 +137,7 @@ def test_a_checkpoint_of_somebody_else(tmp_path):
 def test_checkpoints_carry_their_settings(trained):
     folder, result, _ = trained
     weights, notes = checkpoint.load_weights(folder / "best.safetensors")
-    assert notes["config"]["loss"]["name"] == "recall" and notes["metrics"]["R@1"] == result.best["R@1"]
+    assert notes["config"]["loss"]["name"] == "proxy" and notes["metrics"]["R@1"] == result.best["R@1"]
     assert weights["embedding.weight"].shape == (8, 512)
 
 
@@ -227,8 +223,8 @@ def test_eval_on_all_of_another_folder(trained):
         settings = [f"data.root={trained[2]}", *share]
         weights, notes = checkpoint.load_weights(trained[0] / "best.safetensors")
         _, config = recipes.checked(notes["config"], settings)
-        seen.append(len(read_sources(config.data, config.view, torch.device("cpu"), train=False)[1].images))
-        assert RetrievalTask.evaluate_checkpoint(config, weights, notes, torch.device("cpu"))
+        seen.append(len(read_sources(config.data, config.view, torch.device("cpu"), train=False)[1]))
+        assert ImageTask.evaluate_checkpoint(config, weights, notes, torch.device("cpu"))
     assert seen[1] == 2 * seen[0] == len([p for p in trained[2].rglob("*") if p.is_file()])
     told = cli("train", "folder", "--data", trained[2], "test_share=1", *SMALL)
     assert told.endswith("found 0 images of 0 classes")
@@ -240,7 +236,7 @@ def test_eval_where_nothing_can_be_found(trained, tmp_path):
         (tmp_path / f"class{number}").mkdir()
         shutil.copy(path, tmp_path / f"class{number}")
     told = cli("eval", trained[0] / "best.safetensors", "--data", tmp_path, "test_share=1")
-    assert told.startswith("rankgrad: --data: expected classes with two test images at least")
+    assert told.startswith("rankgrad: --data: expected classes with two test items at least")
 
 
 def test_eval_of_what_is_no_checkpoint_of_these_settings(trained):

@@ -2,9 +2,8 @@
 
 import pytest
 
-import rankgrad
 from rankgrad.lab import recipes
-from rankgrad.lab.retrieval.config import Config
+from rankgrad.lab.retrieval.images.config import Config
 from rankgrad.lab.training.errors import UserError
 
 RECIPES = ["cub", "cub-proxy", "digits", "folder", "inshop", "sop"]
@@ -44,9 +43,15 @@ def test_the_benchmarks_have_the_paper_s_settings(name, lr, margin, lam, per_cla
 def test_the_proxies_recipe_has_the_defaults_of_their_loss():
     """They were chosen together: whoever takes the Module gets what was measured."""
     _, config = recipes.load("cub-proxy")
-    loss = rankgrad.ProxyRankingLoss(2, 3)
-    assert config.loss.arguments() == {name: getattr(loss, name) for name in config.loss.arguments()}
-    assert set(config.loss.arguments()) == {"window", "threshold", "pairs", "attraction"}
+    assert (config.loss.name, config.loss.arguments()) == ("proxy", {})
+
+
+def test_one_default_everywhere():
+    """The recipe on CUB is that of one's own images, and the digits have the same loss."""
+    own, cub, digits = (recipes.load(name)[1] for name in ("folder", "cub-proxy", "digits"))
+    same = {"data": own.data, "compile": own.compile}
+    assert cub.model_copy(update=same) == own
+    assert digits.loss == own.loss and not own.loss.arguments().get("memory")
 
 
 def test_overrides():
@@ -83,7 +88,7 @@ def test_settings_survive_saving(tmp_path):
         (["lr=-1"], r"^optim\.lr: .*greater than 0, received -1"),
         (["lr=fast"], r"^optim\.lr: .*number.*received 'fast'"),
         (["epochs=2.5"], r"^epochs: .*integer.*received 2\.5"),
-        (["name=x"], r"^name: several sections have it, say .*data\.name or .*loss\.name"),
+        (["name=x"], r"^name: several sections have it, say .*loss\.name.* or data\.name"),
         (["lr"], r"^lr: expected key=value"),
         (["batch.size=130"], r"^batch\.size = 130 must be a multiple of batch\.per_class = 4$"),
         (["view.crop=300"], r"^view\.crop = 300 must not exceed view\.resize = 256$"),

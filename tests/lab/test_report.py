@@ -12,7 +12,7 @@ from PIL import Image
 
 from rankgrad.lab.recipes import run
 from rankgrad.lab.report import curves
-from rankgrad.lab.retrieval.paper import TABLES
+from rankgrad.lab.retrieval.images.paper import TABLES
 
 import images
 
@@ -38,9 +38,21 @@ PROBE = """<script>addEventListener("load", () => {
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    settings = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2"]
+    settings = [
+        "backbone=tiny",
+        "pooling=own",
+        "weights=none",
+        "precision=fp32",
+        "embedding=8",
+        "batch.size=6",
+        "per_class=2",
+    ]
     settings += ["view.resize=16", "view.crop=12", "lr=1e-3", "epochs=3", "device=cpu", "data.counts=any"]
-    settings += [f"data.root={images.cub_set(folder / 'data')}", "loss.lam=3.75", "evaluate_first=true"]
+    settings += [
+        f"data.root={images.cub_set(folder / 'data')}",
+        "loss.lam=3.75",
+        "evaluate_first=true",
+    ]
     out, (result,) = run.run("cub", settings, out=str(folder / "a <b> & c"))
     return out / "report.html", result, json.loads((out / "examples.json").read_text())
 
@@ -76,6 +88,13 @@ def test_what_it_says(report):
     for name, numbers in TABLES["cub"][1]:  # the paper's rows
         cells = "".join(f"<td>{'-' if n is None else n}</td>" for n in numbers)
         assert f"<td>{name}</td>{cells}" in text
+    first = "".join(f"<td>{result.first[m]:.1f}</td>" for m in ("R@1", "R@2", "R@4", "R@8", "mAP@R"))
+    assert f"<td>this run, before training</td>{first}" in text
+    counts = "".join(f"<td>{n}</td>" for n in (15, 3, 15, 3))
+    assert (
+        f"<th>training classes</th><th>queries</th><th>test classes</th></tr></thead><tbody><tr>{counts}" in text
+    )
+    assert "spread of the embeddings of a batch" in text and ">102.Bird</figcaption>" in text
     for which, label in ((result.best, "best evaluation"), (result.last, "last epoch")):
         cells = "".join(f"<td>{which[m]:.1f}</td>" for m in ("R@1", "R@2", "R@4", "R@8", "mAP@R"))
         assert f"this run, {label} (epoch {which['epoch']:.0f})</td>{cells}" in text
@@ -144,6 +163,7 @@ def test_in_a_browser(report, tmp_path):
     assert facts["headings"] == [
         "Result, %",
         "Curves",
+        "Data and embeddings",
         "Retrieval examples",
         "The hardest queries",
         "Machine and time",

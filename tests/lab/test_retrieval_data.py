@@ -6,18 +6,18 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from rankgrad.lab.retrieval import augment, data
-from rankgrad.lab.retrieval.config import Data, View
-from rankgrad.lab.retrieval.data.splits import Images
-from rankgrad.lab.retrieval.images import ImageSource, decode
-from rankgrad.lab.retrieval.task import read_sources
+from rankgrad.lab.retrieval.images import augment, data
+from rankgrad.lab.retrieval.images.config import Data, View
+from rankgrad.lab.retrieval.images.source import ImageSource, decode
+from rankgrad.lab.retrieval.images.task import read_sources
+from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.images import MEAN, STD, Ragged
 
 import images
 
 CPU = torch.device("cpu")
-SMALL = View(resize=16, crop=12)
+SMALL = View(resize=16, crop=12, mean=MEAN, std=STD)
 
 
 def read(name, root, **settings):
@@ -132,11 +132,11 @@ def test_missing_and_broken_files_are_named_and_counted(tmp_path, cache):
         read_sources(settings, SMALL, CPU, train=True)
     skipping = settings.model_copy(update={"broken": "skip"})
     source, query, _ = read_sources(skipping, SMALL, CPU, train=True)
-    assert len(query.images) == 14
-    assert (len(source.images), len(source.faults)) == (13, 2)
+    assert len(query) == 14
+    assert (len(source), len(source.store.faults)) == (13, 2)
     kept = [i for i in range(15) if i not in (2, 4)]
-    assert source.images.labels.tolist() == split.labels[kept].tolist()
-    assert torch.equal(source.fetch(torch.tensor([2])).image(0), decode(split.sources[3], SMALL))
+    assert source.items.labels.tolist() == split.labels[kept].tolist()
+    assert torch.equal(source.store.fetch(torch.tensor([2])).image(0), decode(split.sources[3], SMALL))
 
 
 def test_a_file_that_breaks_while_training_is_named(tmp_path):
@@ -144,7 +144,7 @@ def test_a_file_that_breaks_while_training_is_named(tmp_path):
     source = ImageSource(split, Data(name="cub", cache="none"), SMALL, CPU)
     split.sources[1].unlink()
     with pytest.raises(UserError, match=r"Bird_1\.jpg: missing while training"):
-        source.fetch(torch.tensor([0, 1]))
+        source.store.fetch(torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("cache", ["ram", "device", "none"])
@@ -153,7 +153,7 @@ def test_fetch_gives_the_same_images_wherever_they_are_kept(tmp_path, cache):
     source = ImageSource(split, Data(name="folder", cache=cache), SMALL, CPU)
     rows = torch.tensor([7, 0, 7, 3])
     for _ in range(2):  # the second time from what was read ahead
-        batch = source.fetch(rows, rows)
+        batch = source.store.fetch(rows, rows)
         for at, row in enumerate(rows.tolist()):
             assert torch.equal(batch.image(at), decode(split.sources[row], SMALL))
 
@@ -185,10 +185,10 @@ def plain_crop(image, box, crop):
 def test_crops_of_a_batch_equal_crops_of_each_image():
     batch = ragged((16, 30), (40, 16), (16, 16))
     boxes = augment.centre_boxes(batch.height, batch.width, 12)
-    out = augment.crops(batch, boxes, None, 12)
+    out = augment.crops(batch, boxes, None, SMALL)
     for at in range(3):
         torch.testing.assert_close(out[at], plain_crop(batch.image(at), boxes[at], 12), atol=1e-5, rtol=1e-5)
-    flipped = augment.crops(batch, boxes, torch.tensor([True, False, True]), 12)
+    flipped = augment.crops(batch, boxes, torch.tensor([True, False, True]), SMALL)
     assert torch.equal(flipped[0], out[0].flip(2)) and torch.equal(flipped[1], out[1])
 
 
@@ -197,7 +197,7 @@ def test_resized_crops_are_close_to_an_antialiased_resize():
     smooth = (127 + 120 * torch.sin(x / 9) * torch.cos(y / 7)).to(torch.uint8)
     batch = Ragged.of([smooth[..., None].expand(-1, -1, 3)] * 2)
     boxes = torch.tensor([[3.0, 5.0, 51.0, 61.0], [10.0, 10.0, 30.0, 26.0]])  # one shrinks, one grows
-    out = augment.crops(batch, boxes, None, 24)
+    out = augment.crops(batch, boxes, None, View(crop=24, mean=MEAN, std=STD))
     for at in range(2):
         assert (out[at] - plain_crop(batch.image(at), boxes[at], 24)).abs().max() < 0.15
 
@@ -223,9 +223,9 @@ def test_random_boxes_stay_inside_and_follow_the_law():
 
 
 def test_a_image_may_be_decoded_already():
-    held = Images([torch.zeros(8, 8, 3, dtype=torch.uint8)], torch.zeros(1, dtype=torch.int64), None, ["a"])
+    held = Items([torch.zeros(8, 8, 3, dtype=torch.uint8)], torch.zeros(1, dtype=torch.int64), None, ["a"])
     source = ImageSource(held, Data(name="digits"), View(resize=8, crop=8), CPU)
-    assert source.fetch(torch.tensor([0])).image(0).shape == (8, 8, 3)
+    assert source.store.fetch(torch.tensor([0])).image(0).shape == (8, 8, 3)
     assert decode(held.sources[0], View(resize=4, crop=4)).shape == (4, 4, 3)
 
 

@@ -1,5 +1,7 @@
 """The network and the losses by name."""
 
+import itertools
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -7,8 +9,10 @@ from torch import nn
 from torchvision import models
 
 import rankgrad
-from rankgrad.lab.retrieval import losses, model
-from rankgrad.lab.retrieval.config import Model, Named
+from rankgrad.lab.retrieval import losses
+from rankgrad.lab.retrieval.config import Named
+from rankgrad.lab.retrieval.images import model
+from rankgrad.lab.retrieval.images.config import Model
 from rankgrad.lab.training.errors import UserError
 
 IMAGES = torch.randn(2, 3, 64, 64)
@@ -61,15 +65,21 @@ def test_embeddings_are_float32_under_autocast():
     assert not torch.equal(out, out.bfloat16().float())
 
 
-def test_frozen_batch_norm_keeps_its_statistics():
-    for frozen in (True, False):
-        kind = "frozen" if frozen else "train"
-        network, _ = model.build(Model(backbone="tiny", weights="none", embedding=4, batch_norm=kind), 16, 0)
-        before = network.backbone[1].running_mean.clone()
-        network.train()(torch.randn(4, 3, 16, 16))
-        assert network.training and network.backbone[1].training != frozen
-        assert torch.equal(network.backbone[1].running_mean, before) == frozen
-        assert network.backbone[1].weight.requires_grad
+def test_frozen_batch_norm_keeps_its_statistics(tmp_path):
+    save_file(model.tiny().state_dict(), tmp_path / "w.safetensors")
+    for kind, weights in itertools.product(
+        ("frozen", "fixed", "train"), (str(tmp_path / "w.safetensors"), "none")
+    ):
+        settings = Model(backbone="tiny", weights=weights, embedding=4, batch_norm=kind)
+        network, _ = model.build(settings, 16, 0)
+        frozen = kind != "train" and weights != "none"  # untrained networks have no statistics to keep
+        norm = network.backbone[1]
+        before = norm.running_mean.clone()
+        network.train()(torch.randn(4, 3, 16, 16)).sum().backward()
+        assert network.training and norm.training != frozen
+        assert torch.equal(norm.running_mean, before) == frozen
+        assert norm.weight.requires_grad == norm.bias.requires_grad == (not frozen or kind == "frozen")
+        assert (norm.weight.grad is None) == (kind == "fixed" and frozen)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import torch
 
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
-from rankgrad.lab.retrieval import augment
-from rankgrad.lab.retrieval.config import View
+from rankgrad.lab.retrieval.images import augment
+from rankgrad.lab.retrieval.images.config import View
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
-from rankgrad.lab.vision.images import Ragged
+from rankgrad.lab.vision.images import MEAN, STD, Ragged
 
 pytestmark = pytest.mark.gpu
 
@@ -17,9 +17,10 @@ pytestmark = pytest.mark.gpu
 def test_crops_equal_those_of_the_cpu():
     images = [torch.randint(256, shape, dtype=torch.uint8) for shape in ((40, 64, 3), (70, 40, 3), (40, 40, 3))]
     batch = Ragged.of(images)
-    boxes, flips = augment.training_boxes(batch.height, batch.width, View(), torch.Generator().manual_seed(0))
-    expected = augment.crops(batch, boxes, flips, 32)
-    found = augment.crops(batch.to(torch.device("cuda")), boxes, flips, 32)
+    view = View(resize=40, crop=32, mean=MEAN, std=STD)
+    boxes, flips = augment.training_boxes(batch.height, batch.width, view, torch.Generator().manual_seed(0))
+    expected = augment.crops(batch, boxes, flips, view)
+    found = augment.crops(batch.to(torch.device("cuda")), boxes, flips, view)
     torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-4)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 #: Name -> module and class. A new task needs a line here and nothing else.
 TASKS = {
-    "retrieval": "rankgrad.lab.retrieval.task:RetrievalTask",
+    "retrieval": "rankgrad.lab.retrieval.images.task:ImageTask",
     "detection": "rankgrad.lab.detection.task:DetectionTask",
     "ranker": "rankgrad.lab.ranker.task:RankerTask",
 }

@@ -121,14 +121,16 @@ def _from_file(path: Path) -> tuple[Tensor, Tensor]:
 
 def _from_run(run: Path) -> tuple[Tensor, Tensor]:
     from rankgrad.lab import recipes
-    from rankgrad.lab.retrieval.model import rebuild
-    from rankgrad.lab.retrieval.task import embed, read_sources
+    from rankgrad.lab.retrieval.task import RetrievalTask, embed
     from rankgrad.lab.training import machine
     from rankgrad.lab.training.checkpoint import load_weights
 
     weights, notes = load_weights(run / "best.safetensors")
-    _, config = recipes.checked(notes["config"], [])
+    task, config = recipes.checked(notes["config"], [], saved=True)
+    if not issubclass(task, RetrievalTask):
+        raise UserError(f"--run: expected a run that trains embeddings, received one of the task {config.task!r}")
+    config = task.completed(config)
     device = machine.device_of(config.device)
-    network = rebuild(config.model, config.view.crop, notes, weights).to(device)
-    _, query, _ = read_sources(config.data, config.view, device, train=False)
-    return embed(network, query, config.view, config.precision).cpu(), query.images.labels
+    network = task.rebuild(config, weights, notes).to(device)
+    _, query, _ = task.sources(config, device, train=False)
+    return embed(network, query, config.precision).cpu(), query.items.labels

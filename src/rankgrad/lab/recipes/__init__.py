@@ -76,12 +76,21 @@ def load(name: str, overrides: Sequence[str] = ()) -> tuple[type[Task], Any]:
     settings = parse("RECIPE", recipe_text(name))
     if not isinstance(settings, dict):
         raise UserError(f"RECIPE: expected keys and values in {name}, received {type(settings).__name__}")
-    return checked(settings, overrides)
+    return checked(settings, overrides, saved=is_run(name))
 
 
-def checked(settings: dict[str, Any], overrides: Sequence[str] = ()) -> tuple[type[Task], Any]:
-    """The same for settings that were read already."""
+def is_run(name: str) -> bool:
+    """Whether a recipe's name is a run's folder."""
+    return name not in recipe_names() and Path(name).is_dir()
+
+
+def checked(
+    settings: dict[str, Any], overrides: Sequence[str] = (), *, saved: bool = False
+) -> tuple[type[Task], Any]:
+    """The same for settings that were read already; ``saved`` with a run, perhaps by an older version."""
     task = task_of(settings)
+    if saved:
+        settings = task.config_class.upgraded(settings)
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:

@@ -84,7 +84,7 @@ def evaluate(
 
     weights, notes = files.load_weights(checkpoint)
     overrides = [*(settings or []), *_root(data)]
-    task, config = recipes.checked(notes["config"], overrides)
+    task, config = recipes.checked(notes["config"], overrides, saved=True)
     metrics = task.evaluate_checkpoint(config, weights, notes, machine.device_of(config.device))
     _OUT.print(log.in_words(metrics))
 

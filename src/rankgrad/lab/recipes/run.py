@@ -30,7 +30,7 @@ def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
         if not resume and folder.is_dir() and any(folder.iterdir()):
             raise UserError(f"--out: {folder} has a run already; --resume continues it")
         return folder
-    if name not in recipes.recipe_names() and Path(name).is_dir():  # a run's own folder
+    if recipes.is_run(name):
         if not resume:
             raise UserError(
                 f"RECIPE: {name} is a run; --resume continues it, --out DIR starts another one like it"
@@ -65,6 +65,7 @@ def run(
         The folder and each restart's result.
     """
     task, config = recipes.load(name, overrides)
+    config = task.completed(config)
     device = distributed.start(machine.device_of(config.device))
     folder = distributed.same_everywhere(folder_for(name, out, resume=resume))
     if seeds == 1:
@@ -83,9 +84,13 @@ def run(
 
 def _one(kind: type[Task], config: Any, folder: Path, device: torch.device, *, resume: bool) -> Result:
     if resume and (folder / "config.yaml").is_file():
+        _same_version(folder, kind)
         same_settings(folder, config, "--resume")
     task = kind(config, device)
     if distributed.rank() == 0:
+        for line in task.told:
+            print(line)
+        checkpoint.write_text(folder / "data.json", json.dumps(task.describe(), indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
         described = machine.describe(device)
         if resume and (folder / "machine.json").is_file():
@@ -105,6 +110,16 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
+
+
+def _same_version(folder: Path, kind: type[Task]) -> None:
+    """A run that another version began has other columns and parameters: its weights load, its state does not."""
+    settings = recipes.parse("--resume", (folder / "config.yaml").read_text(encoding="utf-8"))
+    if kind.config_class.upgraded(settings) != settings:
+        raise UserError(
+            f"--resume: {folder} was begun by an older version of rankgrad, which cannot be continued; its "
+            "checkpoints still load (rankgrad eval, embed)"
+        )
 
 
 def same_settings(folder: Path, config: Any, option: str) -> None:

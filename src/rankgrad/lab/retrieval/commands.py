@@ -21,11 +21,11 @@ def embed(
     import numpy as np
     import torch
 
-    from rankgrad.lab.retrieval.config import Config, Data
-    from rankgrad.lab.retrieval.data.folder import images_in
-    from rankgrad.lab.retrieval.data.splits import Images
-    from rankgrad.lab.retrieval.images import ImageSource
-    from rankgrad.lab.retrieval.model import rebuild
+    from rankgrad.lab.retrieval.images.config import Config, Data
+    from rankgrad.lab.retrieval.images.data.folder import images_in
+    from rankgrad.lab.retrieval.images.source import ImageSource
+    from rankgrad.lab.retrieval.images.task import ImageTask
+    from rankgrad.lab.retrieval.splits import Items
     from rankgrad.lab.retrieval.task import embed as embed_all
     from rankgrad.lab.training import log, machine
     from rankgrad.lab.training.checkpoint import load_weights, write_bytes
@@ -33,7 +33,12 @@ def embed(
     from rankgrad.pairs import unit_length
 
     weights, notes = load_weights(checkpoint)
-    config: Config = validated(notes["config"], Config)
+    if notes["config"].get("task") != "retrieval":
+        raise UserError(
+            f"CHECKPOINT: expected a network that embeds images, received one of the task "
+            f"{notes['config'].get('task')!r}"
+        )
+    config: Config = ImageTask.completed(validated(Config.upgraded(notes["config"]), Config))
     paths = [path for given in images for path in (images_in(given) if given.is_dir() else [given])]
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
@@ -41,15 +46,15 @@ def embed(
     if not paths:
         raise UserError(f"IMAGES: no images in {', '.join(map(str, images))}")
     names = [str(path) for path in paths]
-    sources = Images(paths, torch.zeros(len(paths), dtype=torch.int64), None, names)
+    items = Items(paths, torch.zeros(len(paths), dtype=torch.int64), None, names)
     where = machine.device_of(device)
-    network = rebuild(config.model, config.view.crop, notes, weights).to(where)
-    source = ImageSource(sources, Data(name="folder"), config.view, where)
-    if source.faults:
-        raise UserError(f"IMAGES: {'; '.join(source.faults[:5])}")
+    network = ImageTask.rebuild(config, weights, notes).to(where)
+    source = ImageSource(items, Data(name="folder"), config.view, where)
+    if source.store.faults:
+        raise UserError(f"IMAGES: {'; '.join(source.store.faults[:5])}")
     file = io.BytesIO()
     with log.progress("embedding", len(names), 0, show=True) as bar:
-        found = embed_all(network, source, config.view, config.precision, progress=bar.advance)
+        found = embed_all(network, source, config.precision, progress=bar.advance)
     embeddings = unit_length(found).cpu().numpy()
     np.savez(file, embeddings=embeddings, names=np.array(names))
     write_bytes(out, file.getvalue())

@@ -1,9 +1,7 @@
-"""What a retrieval run adds to its report: the paper's rows beside its own, examples, the hardest queries."""
+"""What a retrieval run adds to its report: published rows beside its own, the data, examples, hard queries."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Sequence
 from html import escape
@@ -14,40 +12,28 @@ import torch
 from torch import Tensor
 
 from rankgrad.lab.report import page
-from rankgrad.lab.retrieval.config import Config
-from rankgrad.lab.retrieval.images import ImageSource
-from rankgrad.lab.retrieval.paper import TABLES
+from rankgrad.lab.report.curves import chart
+from rankgrad.lab.retrieval.config import RetrievalConfig
+from rankgrad.lab.retrieval.source import Source
 from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.lab.training.log import read_table
 from rankgrad.metrics import RetrievalMetrics
 from rankgrad.pairs import unit_length
 
-_SHOWN, _NEAREST, _SIDE = 8, 8, 96
+_SHOWN, _NEAREST = 8, 8
 
 _STYLE = """<style>
 .row { display: flex; gap: 7px; margin: 8px 0; align-items: center; overflow-x: auto; }
 .row figure { margin: 0; width: 92px; flex: none; }
-.row img { width: 92px; height: 92px; object-fit: cover; border: 4px solid #98a2b3;
+.row img, .row .text { width: 92px; height: 92px; object-fit: cover; border: 4px solid #98a2b3;
   border-radius: 6px; display: block; }
-.row .right img { border-color: var(--right); } .row .wrong img { border-color: var(--wrong); }
+.row .text { font-size: 10px; line-height: 1.25; padding: 3px; overflow: hidden; }
+.row .right img, .row .right .text { border-color: var(--right); }
+.row .wrong img, .row .wrong .text { border-color: var(--wrong); }
 .row figcaption { font-size: 11px; color: var(--soft); overflow: hidden;
   text-overflow: ellipsis; white-space: nowrap; }
 .row .query { margin-right: 14px; }
 </style>"""
-
-
-def _thumbnail(source: ImageSource, row: int) -> str:
-    """A small JPEG as a data URL."""
-    from PIL import Image
-
-    image = Image.fromarray(source.image(row).cpu().numpy())
-    size = (_SIDE, _SIDE)
-    if min(image.size) < _SIDE:
-        image = image.resize(size, Image.Resampling.NEAREST)
-    else:
-        image.thumbnail((2 * _SIDE, 2 * _SIDE))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def write_examples(
@@ -55,8 +41,8 @@ def write_examples(
     found: RetrievalMetrics,
     queries: Tensor,
     gallery: Tensor | None,
-    query: ImageSource,
-    gallery_source: ImageSource | None,
+    query: Source,
+    gallery_source: Source | None,
 ) -> None:
     """Keep some random queries and the hardest ones, with their nearest items, as ``examples.json``."""
     counts = (found.first > 0).nonzero().flatten().cpu()
@@ -75,15 +61,13 @@ def write_examples(
         nearest = scores.topk(min(_NEAREST, scores.shape[1]), dim=1)
         written[name] = [
             {
-                "name": query.images.names[row],
-                "image": _thumbnail(query, row),
+                **_item(query, row),
                 "rank": int(found.first[row]),
                 "nearest": [
                     {
-                        "name": source.images.names[other],
-                        "image": _thumbnail(source, other),
+                        **_item(source, other),
                         "score": round(score, 3),
-                        "right": bool(source.images.labels[other] == query.images.labels[row]),
+                        "right": bool(source.items.labels[other] == query.items.labels[row]),
                     }
                     for other, score in zip(others, similar, strict=True)
                     if score > -torch.inf
@@ -96,10 +80,16 @@ def write_examples(
     write_text(folder / "examples.json", json.dumps(written))
 
 
+def _item(source: Source, row: int) -> dict[str, str]:
+    return {"name": source.items.names[row], "class": source.items.class_name(row), **source.shown(row)}
+
+
 def _figure(item: dict[str, Any], kind: str, caption: str) -> str:
-    name = escape(item["name"])
+    name, of = escape(item["name"]), escape(item["class"])
+    inner = f'<div class="text" title="{name}">{escape(item["text"])}</div>' if "text" in item else ""
+    inner = inner or f'<img src="{item["image"]}" alt="{name}" title="{name}">'
     return (
-        f'<figure class="{kind}"><img src="{item["image"]}" alt="{name}" title="{name}">'
+        f'<figure class="{kind}">{inner}<figcaption title="{of}">{of}</figcaption>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
@@ -113,40 +103,66 @@ def _row(example: dict[str, Any]) -> str:
     return f'<div class="row">{"".join(figures)}</div>'
 
 
-def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
-    """R@K of this run, the best evaluation and the last, beside the paper's rows and other runs."""
-    ks, rows = TABLES.get(config.data.name, (config.recall_at, []))
-    metrics = [f"R@{k}" for k in ks]
-    extra = ["mAP@R"]
+def _results(
+    run: Path, config: RetrievalConfig, beside: Sequence[Path], rows: Sequence[tuple[str, Any]], note: str
+) -> str:
+    """R@K of this run, before training, the best evaluation and the last, beside published rows and other runs."""
+    metrics = [*(f"R@{k}" for k in config.recall_at), "mAP@R"]
     cells: list[list[Any]] = [[name, *numbers, None] for name, numbers in rows]
     own = []
     for folder in (*beside, run):
         result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").is_file() else {}
-        for which, label in (("best", "best evaluation"), ("last", "last epoch")):
+        for which, label in (("first", "before training"), ("best", "best evaluation"), ("last", "last epoch")):
             if result.get(which):
                 own += [len(cells)] if folder == run else []
                 whose = "this run" if folder == run else folder.name
-                name = f"{whose}, {label} (epoch {result[which]['epoch']:.0f})"
-                cells.append([name, *(result[which].get(m) for m in [*metrics, *extra])])
-    note = "The paper reports the best evaluation on the test classes, mean of three restarts." if rows else ""
+                epoch = "" if which == "first" else f" (epoch {result[which]['epoch']:.0f})"
+                cells.append([f"{whose}, {label}{epoch}", *(result[which].get(m) for m in metrics)])
     if config.target is not None:
         note += f" The recipe expects R@1 of about {config.target:g}."
-    if config.data.counts == "any" and rows:
-        note += " The size of the data set was not checked: the rows may not compare."
-    if config.data.hold_out:
-        note += " Tested on held-out training classes: not comparable with the rows of the paper."
-    return page.table(["method", *metrics, *extra], cells, own=own) + f"<p>{escape(note)}</p>"
+    return page.table(["method", *metrics], cells, own=own) + f"<p>{escape(note)}</p>"
 
 
-def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
-    """(heading, HTML) of a retrieval run; ``beside``: other runs, in the table of results."""
-    out = [("Result, %", _results(run, config, beside))]
+def _data(run: Path) -> str:
+    """How much there is to train and to test on, what was said about it, and the spread of the embeddings."""
+    described = json.loads((run / "data.json").read_text()) if (run / "data.json").is_file() else {}
+    counts = described.get("counts", {})
+    parts = [page.table(list(counts), [[f"{many:,}" for many in counts.values()]])] if counts else []
+    parts += [f"<p>{escape(line)}</p>" for line in described.get("told", [])]
+    steps = read_table(run / "steps.csv")
+    if steps and "spread" in steps[0]:
+        lines = {"spread": [(row["step"], row["spread"]) for row in steps]}
+        parts.append(chart("spread of the embeddings of a batch", lines, "step", smooth=True))
+        parts.append("<p>1 - |mean of the unit embeddings|: 0 means that all items have the same embedding.</p>")
+    return "".join(parts)
+
+
+def sections(
+    run: Path,
+    config: RetrievalConfig,
+    beside: Sequence[Path] = (),
+    rows: Sequence[tuple[str, Any]] = (),
+    note: str = "",
+) -> list[tuple[str, str]]:
+    """(heading, HTML) of a retrieval run.
+
+    Args:
+        run: Its folder.
+        config: Its settings.
+        beside: Other runs, in the table of results.
+        rows: Published results, ``(method, R@K for each K of the settings)``.
+        note: What to know about them.
+    """
+    out = [("Result, %", _results(run, config, beside, rows, note))]
+    if data := _data(run):
+        out.append(("Data and embeddings", data))
     if (run / "examples.json").is_file():
         examples = json.loads((run / "examples.json").read_text())
         told = (
-            "<p>A query and its nearest items with their similarity: green has the query's class, red has not.</p>"
+            "<p>A query and its nearest items with their class and similarity: green has the query's class, "
+            "red has not.</p>"
         )
         for name, heading in (("examples", "Retrieval examples"), ("hardest", "The hardest queries")):
-            rows = "".join(_row(example) for example in examples[name])
-            out.append((heading, _STYLE + told + rows))
+            shown = "".join(_row(example) for example in examples[name])
+            out.append((heading, _STYLE + told + shown))
     return out

@@ -49,6 +49,11 @@ class RunConfig(Section):
     save_minutes: NonNegative = 5.0  # between checkpoints; 0: after every step
     optim: Optim = Optim()
 
+    @classmethod
+    def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings that an older version saved, with what it did where later versions can do otherwise."""
+        return settings
+
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """``, did you mean 'x'?`` for the known word that looks most like this one, or the list of all."""

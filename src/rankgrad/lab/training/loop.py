@@ -35,8 +35,9 @@ READ_EVERY = 20
 
 @dataclass
 class Result:
-    """How a run ended: metrics of the best evaluation and of the last one, and time."""
+    """How a run ended: metrics before training, of the best evaluation and of the last one, and time."""
 
+    first: dict[str, float] = field(default_factory=dict)  #: before training, where it was evaluated
     best: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
@@ -98,6 +99,7 @@ class Trainer:
         self.result = Result()
         self.log: log.Log | None = None  # in the process that writes
         self._waiting: list[tuple[dict[str, float], dict[str, Tensor]]] = []
+        self._told: list[str] = []  # what the task has to say about the last steps
 
     @property
     def state_file(self) -> Path:
@@ -108,6 +110,7 @@ class Trainer:
         """Train to the end; with ``resume`` from the last checkpoint, if there is one."""
         if resume and self.state_file.is_file():
             self._restore(checkpoint.load_state(self.state_file))
+            self.task.watch([row for row in log.read_table(self.folder / "steps.csv") if row["step"] <= self.step])
         network = self._wrapped()
         total = self.config.epochs * self.task.steps_per_epoch
         writes = distributed.rank() == 0
@@ -124,6 +127,9 @@ class Trainer:
                     done_epoch = self.step % self.task.steps_per_epoch == 0
                     if self.device.type == "cpu" or self.step % READ_EVERY == 0 or done_epoch:
                         bar.advance(self.step, self._read_losses())
+                        for line in self._told:
+                            bar.say(line)
+                        self._told.clear()
                     if done_epoch:
                         items = (self.step - from_step) * self.task.items_per_step
                         self.result.speed = items / (time.monotonic() - since)
@@ -161,8 +167,9 @@ class Trainer:
         seed_step(config.seed, self.step)
         network.train()
         self.task.loss.train()
-        rate = optim.learning_rate(config.optim, self.step, self.task.steps_per_epoch, config.epochs)
-        optim.set_rate(self.optimizer, rate)
+        schedule = config.optim, self.step, self.task.steps_per_epoch, config.epochs
+        rate = optim.learning_rate(*schedule)
+        optim.set_rates(self.optimizer, *schedule)
         self.optimizer.zero_grad(set_to_none=True)
         try:
             with optim.autocast(config.precision, self.device):
@@ -170,6 +177,7 @@ class Trainer:
         except NotANumberError:
             raise self._lost(math.nan, self.step + 1, rate) from None
         self.scaler.scale(loss).backward()
+        optim.hold_back(self.optimizer)
         self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(parameters, config.optim.clip or math.inf)
@@ -197,6 +205,7 @@ class Trainer:
         for row in rows:
             if not math.isfinite(row["loss"]):
                 raise self._lost(row["loss"], int(row["step"]), row["lr"])
+        self._told += self.task.watch(finite)
         return f"loss {rows[-1]['loss']:.4f}"
 
     def _lost(self, loss: float, step: int, rate: float) -> UserError:
@@ -215,6 +224,8 @@ class Trainer:
         bar.advance(self.step, log.in_words({self.task.headline: metrics[self.task.headline]}))
         row = {"step": float(self.step), "epoch": float(epoch), **metrics}
         self.result.last = row
+        if self.step == 0:
+            self.result.first = row
         if metrics[self.task.headline] > self.result.best.get(self.task.headline, -math.inf):
             self.result.best = row
             if self.log is not None:

@@ -11,8 +11,11 @@ from rankgrad.lab.training.config import Optim
 
 
 def make_optimizer(groups: list[dict[str, Any]], config: Optim) -> torch.optim.Optimizer:
-    """An optimiser over parameter groups; a group's ``scale`` multiplies the learning rate."""
-    groups = [{"scale": 1.0, **group} for group in groups if group["params"]]
+    """An optimiser over parameter groups.
+
+    A group's ``scale`` multiplies the learning rate; a group with ``begin`` learns nothing in its first epochs.
+    """
+    groups = [{"scale": 1.0, "begin": 0.0, **group} for group in groups if group["params"]]
     if config.name == "sgd":
         # Not fused: where a GradScaler skips the first step, fused SGD goes on from momentum nobody has written.
         return torch.optim.SGD(groups, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
@@ -21,11 +24,14 @@ def make_optimizer(groups: list[dict[str, Any]], config: Optim) -> torch.optim.O
     return kind(groups, config.lr, weight_decay=config.weight_decay, fused=fused or None)
 
 
-def learning_rate(config: Optim, step: int, steps_per_epoch: int, epochs: int) -> float:
-    """The rate of one step, counted from 0."""
+def learning_rate(config: Optim, step: int, steps_per_epoch: int, epochs: int, begin: float = 0.0) -> float:
+    """The rate of one step, counted from 0, for parameters that begin to learn after ``begin`` epochs."""
     rate = config.lr
+    waited = step - math.ceil(begin * steps_per_epoch)
+    if waited < 0:
+        return 0.0
     if config.warmup:
-        rate *= min(1.0, (step + 1) / config.warmup)
+        rate *= min(1.0, (waited + 1) / config.warmup)
     if config.schedule == "cosine":
         rate *= 0.5 * (1 + math.cos(math.pi * step / (steps_per_epoch * epochs)))
     if config.schedule == "steps":
@@ -33,10 +39,20 @@ def learning_rate(config: Optim, step: int, steps_per_epoch: int, epochs: int) -
     return rate
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group its share of the learning rate."""
+def set_rates(
+    optimizer: torch.optim.Optimizer, config: Optim, step: int, steps_per_epoch: int, epochs: int
+) -> None:
+    """Give every group its rate of this step."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["scale"]
+        group["lr"] = group["scale"] * learning_rate(config, step, steps_per_epoch, epochs, group["begin"])
+
+
+def hold_back(optimizer: torch.optim.Optimizer) -> None:
+    """Drop the gradients of groups that do not learn yet: clipping and the optimiser do not see them."""
+    for group in optimizer.param_groups:
+        if group["lr"] == 0.0:
+            for parameter in group["params"]:
+                parameter.grad = None
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:

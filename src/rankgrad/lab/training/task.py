@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,17 +34,37 @@ class Task(ABC):
     items_per_step: int  #: items in a batch, of all processes
     #: Scalars of the last step to log beside the loss; the same names in every step, NaN if not known.
     parts: dict[str, Tensor]
+    told: Sequence[str] = ()  #: what to say about the data before training begins, a line each
 
     @abstractmethod
     def __init__(self, config: Any, device: torch.device) -> None: ...
 
     @abstractmethod
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Parameters of network and loss, with a ``scale`` on the learning rate where it is not 1."""
+        """Parameters of network and loss, with a ``scale`` on the learning rate where it is not 1.
+
+        A group with ``begin`` stays as it is in the first so many epochs.
+        """
 
     @abstractmethod
     def batch_loss(self, network: nn.Module, step: int) -> Tensor:
         """The loss of the batch of a step; ``network`` is the task's own, perhaps compiled or wrapped."""
+
+    def watch(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
+        """Look at the logged rows of finished steps: what is to be said, or an error that stops the run.
+
+        A run that goes on begins with the rows of before, so whatever this remembers must follow from them.
+        """
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        """What the report says about the data, as JSON knows it; written as ``data.json`` when training begins."""
+        return {}
+
+    @classmethod
+    def completed(cls, config: Any) -> Any:
+        """The settings with everything filled in that follows from others; so they are saved with a run."""
+        return config
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from rankgrad.lab.retrieval.config import Data
-from rankgrad.lab.retrieval.data.splits import Images, ImageSplits
+from rankgrad.lab.retrieval.images.config import Data
+from rankgrad.lab.retrieval.splits import Items, RetrievalSplits
 from rankgrad.lab.training.errors import UserError
 
 
-def read(config: Data) -> ImageSplits:
+def read(config: Data) -> RetrievalSplits:
     """Every other image of each digit trains, the rest tests: ten classes are too few to keep some apart."""
     if config.root is not None:
         raise UserError(f"--data: the digits need no folder, received {config.root!r}; your own: data=folder")
@@ -19,6 +19,7 @@ def read(config: Data) -> ImageSplits:
     pixels = (torch.tensor(data.images) * (255 / 16)).round().to(torch.uint8)
     labels = torch.tensor(data.target, dtype=torch.int64)
     sources = list(pixels.unsqueeze(-1).expand(-1, -1, -1, 3))
-    images = Images(sources, labels, None, [f"{label} ({i})" for i, label in enumerate(labels.tolist())])
+    names = [f"{label} ({i})" for i, label in enumerate(labels.tolist())]
+    images = Items(sources, labels, None, names, [str(digit) for digit in range(10)])
     order = labels.argsort(stable=True)
-    return ImageSplits(images.take(order[::2]), images.take(order[1::2]))
+    return RetrievalSplits(images.take(order[::2]), images.take(order[1::2]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from rankgrad.lab.retrieval.config import Data
-from rankgrad.lab.retrieval.data.splits import Images, ImageSplits, numbered
+from rankgrad.lab.retrieval.images.config import Data
+from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, numbered
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.folders import check_counts, find, root_of
 
@@ -27,13 +28,14 @@ def _lines(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
     return rows
 
 
-def _images(root: Path, names: Sequence[str], classes: Sequence[str], supers: Sequence[str] | None) -> Images:
+def _images(root: Path, names: Sequence[str], classes: Sequence[str], supers: Sequence[str] | None) -> Items:
     # Classes of equal width sort as numbers do ("00001" < "00002"); elsewhere any fixed order serves.
-    labels, super_labels = numbered(classes), None if supers is None else numbered(supers)
-    return Images([root / name for name in names], labels, super_labels, names)
+    labels, class_names = numbered(classes)
+    super_labels = None if supers is None else numbered(supers)[0]
+    return Items([root / name for name in names], labels, super_labels, names, class_names)
 
 
-def read_cub(config: Data) -> ImageSplits:
+def read_cub(config: Data) -> RetrievalSplits:
     """CUB-200-2011: the first 100 classes train, the last 100 test."""
     root = root_of(config)
     root = find(root, "CUB_200_2011/images.txt", "images.txt").parent
@@ -44,6 +46,8 @@ def read_cub(config: Data) -> ImageSplits:
     order = sorted(names, key=int)
     labels = [f"{int(classes[i]):05d}" for i in order]
     everything = _images(root / "images", [names[i] for i in order], labels, None)
+    folders = {label: Path(names[i]).parent.name for i, label in zip(order, labels, strict=True)}
+    everything = replace(everything, class_names=[folders[label] for label in everything.class_names])
     training = torch.tensor([int(label) <= 100 for label in labels])
     train, test = (everything.take(rows.nonzero().flatten()) for rows in (training, ~training))
     check_counts(
@@ -56,10 +60,10 @@ def read_cub(config: Data) -> ImageSplits:
         },
         {"training images": 5864, "training classes": 100, "test images": 5924, "test classes": 100},
     )
-    return ImageSplits(train, test)
+    return RetrievalSplits(train, test)
 
 
-def read_sop(config: Data) -> ImageSplits:
+def read_sop(config: Data) -> RetrievalSplits:
     """Stanford Online Products, with its 12 super-labels."""
     root = find(root_of(config), "Stanford_Online_Products/Ebay_train.txt", "Ebay_train.txt").parent
     train, test = (
@@ -76,10 +80,10 @@ def read_sop(config: Data) -> ImageSplits:
         },
         {"training images": 59551, "training classes": 11318, "test images": 60502, "test classes": 11316},
     )
-    return ImageSplits(train, test)
+    return RetrievalSplits(train, test)
 
 
-def read_inshop(config: Data) -> ImageSplits:
+def read_inshop(config: Data) -> RetrievalSplits:
     """In-shop Clothes: queries search a gallery; the super-label is gender and category, from the path."""
     root = root_of(config)
     listing = find(root, "Eval/list_eval_partition.txt", "list_eval_partition.txt")
@@ -88,9 +92,10 @@ def read_inshop(config: Data) -> ImageSplits:
     unknown = sorted({row[2] for row in rows} - {"train", "query", "gallery"})
     if unknown:
         raise UserError(f"--data: {listing}: expected train, query or gallery, received {', '.join(unknown)}")
-    items = numbered([row[1] for row in rows])  # query and gallery share their classes
-    supers = numbered(["/".join(Path(row[0]).parts[1:3]) for row in rows])
-    everything = Images([images / row[0] for row in rows], items, supers, [row[0] for row in rows])
+    items, class_names = numbered([row[1] for row in rows])  # query and gallery share their classes
+    supers, _ = numbered(["/".join(Path(row[0]).parts[1:3]) for row in rows])
+    names = [row[0] for row in rows]
+    everything = Items([images / name for name in names], items, supers, names, class_names)
     train, query, gallery = (
         everything.take(torch.tensor([row[2] == part for row in rows]).nonzero().flatten())
         for part in ("train", "query", "gallery")
@@ -112,4 +117,4 @@ def read_inshop(config: Data) -> ImageSplits:
             "test classes": 3985,
         },
     )
-    return ImageSplits(train, query, gallery)
+    return RetrievalSplits(train, query, gallery)

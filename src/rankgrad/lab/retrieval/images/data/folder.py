@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankgrad.lab.retrieval.config import Data
-from rankgrad.lab.retrieval.data.splits import Images, ImageSplits, by_classes, numbered
+from rankgrad.lab.retrieval.images.config import Data
+from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, by_classes, by_items, numbered
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.folders import root_of
 from rankgrad.lab.vision.images import SUFFIXES
 
 #: Names of parts of a data set: unlikely ones for classes.
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+
+#: Fewer classes than this cannot be split into two to train on and two to test on.
+FEW = 4
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -20,24 +23,28 @@ def images_in(folder: Path) -> list[Path]:
     return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
-def read(config: Data) -> ImageSplits:
+def read(config: Data) -> RetrievalSplits:
     """``root/<class>/.../<image>``; whole classes are kept apart for testing, chosen by a seed.
 
-    If the folder has ``train`` and ``test`` and nothing else, these are the split.
+    If the folder has ``train`` and ``test`` and nothing else, these are the split. Of fewer than four classes none
+    can be kept apart: every other image of each is for testing.
     """
     root = root_of(config)
     inside = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     names = [p.name for p in inside]
     if names == ["test", "train"]:
-        return ImageSplits(_classes(inside[1]), _classes(inside[0]))
+        return RetrievalSplits(_classes(inside[1]), _classes(inside[0]))
     if len(names) > 1 and PARTS.issuperset(names):
         raise UserError(f"--data: expected train and test, or a folder for each class; found {', '.join(names)}")
     everything = _classes(root)
-    training, testing = by_classes(everything.labels, config.test_share, config.split_seed)
-    return ImageSplits(everything.take(training), everything.take(testing))
+    if config.test_share < 1 and everything.classes() < FEW:
+        training, testing = by_items(everything.labels)
+    else:
+        training, testing = by_classes(everything.labels, config.test_share, config.split_seed)
+    return RetrievalSplits(everything.take(training), everything.take(testing))
 
 
-def _classes(root: Path) -> Images:
+def _classes(root: Path) -> Items:
     paths, classes = [], []
     for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
         found = images_in(folder)
@@ -45,4 +52,5 @@ def _classes(root: Path) -> Images:
         classes += [folder.name] * len(found)
     if not paths:
         raise UserError(f"--data: no images in {root}/<class>/ ({', '.join(sorted(SUFFIXES))})")
-    return Images(paths, numbered(classes), None, [str(p.relative_to(root)) for p in paths])
+    labels, class_names = numbered(classes)
+    return Items(paths, labels, None, [str(p.relative_to(root)) for p in paths], class_names)

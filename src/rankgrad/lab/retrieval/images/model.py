@@ -1,18 +1,20 @@
-"""The network: a backbone of torchvision or timm by name, and a linear embedding in place of its classifier."""
+"""The network: a backbone of torchvision or timm by name, pooling, norm, and a linear embedding."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rankgrad.lab.retrieval.config import Model
+from rankgrad.lab.retrieval.images.config import Channels, Model, View
+from rankgrad.lab.retrieval.images.pooling import set_pooling
 from rankgrad.lab.training.checkpoint import fill
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.frozen_norm import carry_frozen_norms
+from rankgrad.lab.vision.images import MEAN, STD
 from rankgrad.lab.vision.weights import fetching, load_file, stride_in_1x1
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -21,17 +23,22 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class Embedder(nn.Module):
     """Images ``[B, 3, H, W]`` -> embeddings ``[B, dim]``, not normalised (losses and evaluation do that)."""
 
-    def __init__(self, backbone: nn.Module, features: int, dim: int, *, freeze_batch_norm: bool) -> None:
+    def __init__(
+        self, backbone: nn.Module, features: int, dim: int, *, norm: bool = False, freeze_batch_norm: bool
+    ) -> None:
         super().__init__()
         self.backbone = backbone
+        # Without scale and shift: the linear layer behind it has them.
+        self.norm = nn.LayerNorm(features, elementwise_affine=False) if norm else nn.Identity()
         self.embedding = nn.Linear(features, dim)
+        self.embedding_size = dim
         self.freeze_batch_norm = freeze_batch_norm
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings of a batch, float32 under autocast too: ranks need more than the 8 bits of bf16."""
         features = self.backbone(images)
         with torch.autocast(images.device.type, enabled=False):
-            out: Tensor = self.embedding(features.float())
+            out: Tensor = self.embedding(self.norm(features.float()))
         return out
 
     def train(self, mode: bool = True) -> Embedder:
@@ -69,28 +76,75 @@ def _without_classifier(network: nn.Module) -> nn.Module:
     return network
 
 
-def _backbone(name: str, pretrained: bool) -> nn.Module:
-    """``tiny``, or a name of torchvision or timm; ``torchvision:NAME`` and ``timm:NAME`` say which."""
+def _library(name: str) -> tuple[str, str]:
+    """Which library has a backbone, and its name there: ``("torchvision", "resnet50")``."""
     library, colon, bare = name.rpartition(":")
     if colon and library not in ("timm", "torchvision"):
         raise UserError(f"model.backbone: unknown library {library!r}{nearest(library, ['timm', 'torchvision'])}")
     if name == "tiny":
-        return tiny()
+        return "rankgrad", name
     from torchvision import models
 
     ours = [n for n in models.list_models() if "." not in n and "/" not in n]
     if library != "timm" and bare in ours:
-        with fetching(bare):
-            return _without_classifier(models.get_model(bare, weights="DEFAULT" if pretrained else None))
+        return "torchvision", bare
     import timm
 
     if library != "torchvision" and timm.is_model(bare):
-        with fetching(bare):
-            network: nn.Module = timm.create_model(bare, pretrained=pretrained, num_classes=0)
-        return network
+        return "timm", bare
     known = {"timm": timm.list_models(), "torchvision": ours}.get(library, [*ours, *timm.list_models(), "tiny"])
     hint = nearest(bare, known)
     raise UserError(f"model.backbone: unknown name {name!r}{hint if 'did you mean' in hint else ''}")
+
+
+def _backbone(name: str, pretrained: bool) -> nn.Module:
+    """``tiny``, or a name of torchvision or timm; ``torchvision:NAME`` and ``timm:NAME`` say which."""
+    library, bare = _library(name)
+    if library == "rankgrad":
+        return tiny()
+    with fetching(bare):
+        if library == "torchvision":
+            from torchvision import models
+
+            return _without_classifier(models.get_model(bare, weights="DEFAULT" if pretrained else None))
+        import timm
+
+        network: nn.Module = timm.create_model(bare, pretrained=pretrained, num_classes=0)
+        return network
+
+
+class _Own(NamedTuple):
+    """How the images of a backbone's own training were shown to it."""
+
+    resize: int = 256
+    crop: int = 224
+    mean: Channels = MEAN
+    std: Channels = STD
+
+
+def _own_view(config: Model) -> _Own:
+    library, bare = _library(config.backbone)
+    if library == "timm":
+        import timm
+
+        known: Any = timm.get_pretrained_cfg(bare)
+        crop = min(known.input_size[1:])
+        return _Own(round(crop / known.crop_pct), crop, tuple(known.mean), tuple(known.std))
+    if library == "torchvision" and config.weights == "library":
+        from torchvision import models
+
+        shown = models.get_model_weights(bare).DEFAULT.transforms()
+        return _Own(shown.resize_size[0], shown.crop_size[0], tuple(shown.mean), tuple(shown.std))
+    return _Own()
+
+
+def complete_view(view: View, config: Model) -> View:
+    """A view with nothing left out: what is not set is as the backbone was trained."""
+    own = _own_view(config)
+    crop = view.crop or (min(own.crop, view.resize) if view.resize else own.crop)
+    resize = view.resize or max(crop, round(own.resize * crop / own.crop))
+    mean, std = view.mean or own.mean, view.std or own.std
+    return view.model_copy(update={"resize": resize, "crop": crop, "mean": mean, "std": std})
 
 
 def build(config: Model, crop: int, seed: int) -> tuple[Embedder, dict[str, Any]]:
@@ -120,13 +174,22 @@ def rebuild(config: Model, crop: int, notes: dict[str, Any], weights: dict[str, 
 
 
 def _embedder(backbone: nn.Module, config: Model, crop: int) -> Embedder:
+    kind = "avg+max" if config.pooling == "auto" else config.pooling
+    if kind != "own" and not set_pooling(backbone, kind) and config.pooling != "auto":
+        raise UserError(
+            f"model.pooling: {config.backbone!r} has no global average pooling that {kind} could replace; say own"
+        )
     with torch.no_grad():
         features = backbone.eval()(torch.zeros(1, 3, crop, crop)).shape
     if len(features) != 2:
         raise UserError(
             f"model.backbone: {config.backbone!r} gives features of shape {list(features)}, not [B, features]"
         )
-    frozen = config.batch_norm == "frozen"
+    # Nothing is known about the activations of an untrained network: its statistics have to be found.
+    frozen = config.batch_norm != "train" and config.weights != "none"
     if frozen:
+        for module in backbone.modules():
+            if isinstance(module, _NORMS):
+                module.requires_grad_(config.batch_norm == "frozen")
         carry_frozen_norms(backbone)
-    return Embedder(backbone, features[1], config.embedding, freeze_batch_norm=frozen)
+    return Embedder(backbone, features[1], config.embedding, norm=config.norm == "layer", freeze_batch_norm=frozen)

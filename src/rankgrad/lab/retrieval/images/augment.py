@@ -6,11 +6,13 @@ device nor on the number of processes; the pixels never leave the device.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from rankgrad.lab.retrieval.config import View
-from rankgrad.lab.vision.images import Ragged, normal, sent, whole
+from rankgrad.lab.retrieval.images.config import Channels, View
+from rankgrad.lab.vision.images import Ragged, sent, whole
 
 _TRIES = 10
 
@@ -54,24 +56,26 @@ def resized_boxes(height: Tensor, width: Tensor, smallest: float, generator: tor
 
 def training_boxes(height: Tensor, width: Tensor, view: View, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Boxes ``[N, 4]`` and which images to mirror ``[N]``, for images of these sizes."""
+    crop = view.crop
+    assert crop is not None  # of a view that is complete
     if view.augment == "resized_crop":
         boxes = resized_boxes(height, width, view.scale, generator)
     elif view.augment == "crop":
-        boxes = random_boxes(height, width, view.crop, generator)
+        boxes = random_boxes(height, width, crop, generator)
     else:
-        boxes = centre_boxes(height, width, view.crop)
+        boxes = centre_boxes(height, width, crop)
     flips = torch.rand(len(height), generator=generator) < (0.5 if view.flip else 0.0)
     return boxes, flips
 
 
-def crops(images: Ragged, boxes: Tensor, flips: Tensor | None, crop: int) -> Tensor:
-    """Cut boxes out of images and bring them to ``crop x crop``, normalised.
+def crops(images: Ragged, boxes: Tensor, flips: Tensor | None, view: View) -> Tensor:
+    """Cut boxes out of images and bring them to ``crop x crop``, normalised by mean and standard deviation.
 
     Args:
         images: N images.
         boxes: ``[N, 4]`` in pixels.
         flips: ``[N]`` bool, or None.
-        crop: Side of the result.
+        view: Side, mean and standard deviation of the result: nothing left out.
 
     Returns:
         ``[N, 3, crop, crop]`` float32 where the pixels are, channels last in memory on a GPU.
@@ -82,9 +86,17 @@ def crops(images: Ragged, boxes: Tensor, flips: Tensor | None, crop: int) -> Ten
     pixels = whole(images).permute(0, 3, 1, 2).float().contiguous()
     numbered = sent(torch.cat([torch.arange(len(boxes)).unsqueeze(1).float(), boxes], dim=1), device)
     # Aligned RoIAlign averages as many samples as a target pixel covers: an anti-aliased resize, exact at scale 1.
-    out: Tensor = roi_align(pixels, numbered, (crop, crop), aligned=True)
+    out: Tensor = roi_align(pixels, numbered, (view.crop, view.crop), aligned=True)
     if flips is not None:
         out = torch.where(sent(flips, device)[:, None, None, None], out.flip(3), out)
-    mean, std = normal(device)
+    assert view.mean is not None and view.std is not None
+    mean, std = _normal(view.mean, view.std, device)
     out = (out / 255 - mean) / std
     return out.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else out
+
+
+@lru_cache
+def _normal(mean: Channels, std: Channels, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation as ``[3, 1, 1]`` on a device; kept, for sending them would wait for it."""
+    on_device = [torch.tensor(part, device=device)[:, None, None] for part in (mean, std)]
+    return on_device[0], on_device[1]

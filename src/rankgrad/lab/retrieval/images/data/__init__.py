@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankgrad.lab.retrieval.config import Data
-from rankgrad.lab.retrieval.data import benchmarks, digits, folder
-from rankgrad.lab.retrieval.data.splits import ImageSplits, held_out
+from rankgrad.lab.retrieval.images.config import Data
+from rankgrad.lab.retrieval.images.data import benchmarks, digits, folder
+from rankgrad.lab.retrieval.splits import RetrievalSplits, held_out
 
 #: name -> (reader, what it needs)
-READERS: dict[str, tuple[Callable[[Data], ImageSplits], str]] = {
+READERS: dict[str, tuple[Callable[[Data], RetrievalSplits], str]] = {
     "digits": (digits.read, "scikit-learn's 8 x 8 digits, nothing to download; split by images"),
     "folder": (folder.read, "your own images: DIR/<class>/<image>; split by classes"),
     "cub": (benchmarks.read_cub, "CUB-200-2011: DIR/CUB_200_2011/images.txt"),
@@ -18,7 +18,7 @@ READERS: dict[str, tuple[Callable[[Data], ImageSplits], str]] = {
 }
 
 
-def read(config: Data) -> ImageSplits:
+def read(config: Data) -> RetrievalSplits:
     """The data set of these settings."""
     splits = READERS[config.name][0](config)
     return held_out(splits, config.hold_out, config.split_seed) if config.hold_out else splits

@@ -1,0 +1,1 @@
+"""Retrieval of images: data sets, crops, networks."""

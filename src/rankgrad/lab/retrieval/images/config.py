@@ -1,0 +1,75 @@
+"""Settings of a retrieval run on images."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rankgrad.lab.retrieval.config import RetrievalConfig
+from rankgrad.lab.training.config import Count, Section
+from rankgrad.lab.vision.images import MEAN, STD
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Channels = tuple[float, float, float]
+
+
+class Data(Section):
+    """Which images, and how they are read."""
+
+    name: Literal["digits", "folder", "cub", "sop", "inshop"]  # see `rankgrad ls`
+    root: str | None = None  # the folder of the data set (--data)
+    counts: Literal["protocol", "any"] = "protocol"  # refuse a data set of another size than the official one
+    broken: Literal["refuse", "skip"] = "refuse"  # files that are missing or cannot be decoded
+    cache: Literal["ram", "device", "none"] = "ram"  # where decoded images stay
+    workers: Count = 8  # threads that decode
+    test_share: Fraction = 0.5  # folder: share of the classes to test on, 1 for eval
+    split_seed: Annotated[int, Field(ge=0)] = 0  # folder: which classes
+    hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0  # test on this share of the *training* classes instead
+
+
+class View(Section):
+    """From a decoded image to what the network sees. Values left out are those the backbone was trained with."""
+
+    resize: Count | None = None  # pixels
+    shape: Literal["short", "square"] = "short"  # short side to `resize`, or both sides
+    crop: Count | None = None  # side of what the network sees, in pixels
+    mean: Channels | None = None  # of the training images of the backbone, per channel, from 0 to 1
+    std: Channels | None = None  # their standard deviation
+    augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # of training images
+    scale: Fraction = 0.2  # resized_crop: smallest share of the area
+    flip: bool = True  # half of the training images, left to right
+
+
+class Model(Section):
+    """The network: backbone, pooling, norm, linear embedding."""
+
+    backbone: str = "resnet50"  # a network of torchvision or timm; torchvision:NAME and timm:NAME say which
+    weights: str = "library"  # library, none, or a safetensors file
+    embedding: Count = 512  # length of an embedding
+    pooling: Literal["auto", "avg", "max", "avg+max", "gem", "own"] = "auto"  # auto: avg+max, or own
+    norm: Literal["layer", "none"] = "none"  # before the embedding
+    batch_norm: Literal["frozen", "fixed", "train"] = "frozen"  # fixed: scale and shift too; weights=none trains
+
+
+class Config(RetrievalConfig):
+    """All settings of a retrieval run on images."""
+
+    task: Literal["retrieval"]
+    data: Data
+    view: View = View()
+    model: Model = Model()
+
+    @classmethod
+    def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Before 0.2 every network kept its own pooling and saw images normalised as ImageNet's."""
+        if "pooling" in settings["model"]:
+            return settings
+        model = {**settings["model"], "pooling": "own", "norm": "none"}
+        return {**settings, "model": model, "view": {**settings["view"], "mean": list(MEAN), "std": list(STD)}}
+
+    @model_validator(mode="after")
+    def _crops_fit(self) -> Config:
+        if self.view.crop and self.view.resize and self.view.crop > self.view.resize:
+            raise ValueError(f"view.crop = {self.view.crop} must not exceed view.resize = {self.view.resize}")
+        return self

@@ -1,0 +1,112 @@
+"""Images as a source: decoded once, kept at their working size, cut into batches on the device."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankgrad.lab.retrieval.images import augment
+from rankgrad.lab.retrieval.images.config import Data, View
+from rankgrad.lab.retrieval.source import Draw, Source
+from rankgrad.lab.retrieval.splits import Items
+from rankgrad.lab.vision.images import Store, require_8_bits
+
+_SIDE = 96  # pixels of an image in the report
+
+
+def decode(source: Path | Tensor | str, view: View) -> Tensor:
+    """An image as ``[H, W, 3]`` uint8 at its working size. The content says the format, not the name."""
+    from PIL import Image, ImageOps
+
+    resize = view.resize
+    assert resize is not None  # of a view that is complete
+    if isinstance(source, Tensor):
+        if view.shape == "short" and min(source.shape[:2]) == resize:
+            return source
+        image = Image.fromarray(source.numpy())
+    else:
+        with Image.open(source) as file:
+            require_8_bits(file)
+            # a JPEG far larger than needed is read at a fraction
+            file.draft("RGB", (2 * resize, 2 * resize))
+            image = ImageOps.exif_transpose(file).convert("RGB")  # upright, as it is shown
+    width, height = image.size
+    if view.shape == "square":
+        size = (resize, resize)
+    else:
+        scale = resize / min(width, height)
+        size = (max(resize, round(width * scale)), max(resize, round(height * scale)))
+    if image.size != size:
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(image))
+
+
+class ImageSource(Source):
+    """The images of a split, as crops ``[B, 3, crop, crop]``.
+
+    Args:
+        items: What to read.
+        config: Cache and threads.
+        view: Working size, crop, mean and standard deviation: nothing left out.
+        device: Where batches are made.
+        progress: Called with the number of images read so far.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        config: Data,
+        view: View,
+        device: torch.device,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self.store = Store(
+            items.sources,  # type: ignore[arg-type]
+            items.names,
+            lambda source: decode(source, view),
+            cache=config.cache,
+            workers=config.workers,
+            device=device,
+            progress=progress,
+        )
+        super().__init__(items.take(self.store.kept) if self.store.faults else items, device)
+        self.view = view
+
+    def inputs(self, rows: Tensor, following: Tensor | None = None, draw: Draw | None = None) -> Tensor:
+        """Random crops for training, else the centre."""
+        images = self.store.fetch(rows, following)
+        crop = self.view.crop
+        assert crop is not None
+        if draw is None:
+            return augment.crops(images, augment.centre_boxes(images.height, images.width, crop), None, self.view)
+        boxes, flips = self._boxes(images.height, images.width, draw)
+        return augment.crops(images, boxes, flips, self.view)
+
+    def _boxes(self, height: Tensor, width: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+        """This process's part of the boxes of the global batch: the same whatever the number of processes."""
+        if draw.total == len(height):
+            return augment.training_boxes(height, width, self.view, draw.generator)
+        whole = torch.full((2, draw.total), self.view.resize or 0)
+        part = slice(draw.first, draw.first + len(height))
+        whole[:, part] = torch.stack([height, width])
+        boxes, flips = augment.training_boxes(whole[0], whole[1], self.view, draw.generator)
+        return boxes[part], flips[part]
+
+    def shown(self, row: int) -> dict[str, str]:
+        """A small JPEG as a data URL."""
+        from PIL import Image
+
+        image = Image.fromarray(self.store.image(row).cpu().numpy())
+        if min(image.size) < _SIDE:
+            image = image.resize((_SIDE, _SIDE), Image.Resampling.NEAREST)
+        else:
+            image.thumbnail((2 * _SIDE, 2 * _SIDE))
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=80)
+        return {"image": "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()}

@@ -1,0 +1,107 @@
+"""Retrieval of images: the task ``retrieval``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankgrad import distributed
+from rankgrad.lab.retrieval import losses
+from rankgrad.lab.retrieval.images import data, model
+from rankgrad.lab.retrieval.images.config import Config, Data, View
+from rankgrad.lab.retrieval.images.paper import TABLES
+from rankgrad.lab.retrieval.images.source import ImageSource
+from rankgrad.lab.retrieval.source import Sources
+from rankgrad.lab.retrieval.splits import Items
+from rankgrad.lab.retrieval.task import RetrievalTask
+from rankgrad.lab.training import log
+from rankgrad.lab.vision.folders import root_of
+from rankgrad.lab.vision.images import leave_out
+
+
+@lru_cache(maxsize=1)
+def read_sources(config: Data, view: View, device: torch.device, *, train: bool) -> Sources:
+    """Training images (if wanted), queries and gallery; kept, so that the next seed need not read again."""
+    splits = data.read(config)
+    wanted = (splits.train if train else None, splits.query, splits.gallery)
+    total = sum(len(items) for items in wanted if items is not None)
+    show = distributed.rank() == 0 and isinstance(splits.query.sources[0], Path)
+    with log.progress("reading images", total, 0, show=show) as bar:
+        done = 0
+
+        def read(items: Items | None) -> ImageSource | None:
+            nonlocal done
+            if items is None:
+                return None
+            source = ImageSource(items, config, view, device, lambda count: bar.advance(done + count))
+            done += len(items)
+            return source
+
+        training, query, gallery = read(wanted[0]), read(wanted[1]), read(wanted[2])
+        stores = [None if source is None else source.store for source in (training, query, gallery)]
+        if skipped := leave_out(stores, total, config.broken):
+            bar.say(skipped)
+    assert query is not None
+    return Sources(training, query, gallery)
+
+
+class ImageTask(RetrievalTask):
+    """Train an embedding network on images."""
+
+    config_class = Config
+    item = "images"
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Whether there is a folder, for data that needs one."""
+        if config.data.name != "digits":
+            root_of(config.data)
+
+    @classmethod
+    def sources(cls, config: Config, device: torch.device, *, train: bool) -> Sources:
+        """Images as the backbone expects them."""
+        return read_sources(config.data, config.view, device, train=train)
+
+    @classmethod
+    def completed(cls, config: Config) -> Config:
+        """With the size, mean and standard deviation of the images the backbone was trained on."""
+        return config.model_copy(update={"view": model.complete_view(config.view, config.model)})
+
+    @classmethod
+    def build(cls, config: Config) -> tuple[model.Embedder, dict[str, Any]]:
+        """A network of torchvision or timm with an embedding layer."""
+        assert config.view.crop is not None
+        return model.build(config.model, config.view.crop, config.seed)
+
+    @classmethod
+    def rebuild(cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any]) -> model.Embedder:
+        """The network of a checkpoint."""
+        assert config.view.crop is not None
+        return model.rebuild(config.model, config.view.crop, notes, weights)
+
+    @classmethod
+    def listing(cls) -> dict[str, dict[str, str]]:
+        """Losses and data sets, a line each."""
+        others = {"pml:NAME": "any loss of pytorch-metric-learning, e.g. pml:FastAPLoss"}
+        return {
+            "loss": {name: told for name, (_, told) in losses.OURS.items()} | others,
+            "data set": {name: told for name, (_, told) in data.READERS.items()},
+        }
+
+    @classmethod
+    def published(cls, config: Config) -> tuple[list[tuple[str, list[float | None]]], str]:
+        """The paper's rows of this data set."""
+        known, rows = TABLES.get(config.data.name, ([], []))
+        if not rows:
+            return [], ""
+        note = "The paper reports the best evaluation on the test classes, mean of three runs."
+        if config.data.counts == "any":
+            note += " The size of the data set was not checked: the rows may not compare."
+        if config.data.hold_out:
+            note += " Tested on held-out training classes: not comparable with the rows of the paper."
+        columns = [known.index(k) if k in known else None for k in config.recall_at]
+        return [(name, [None if c is None else numbers[c] for c in columns]) for name, numbers in rows], note

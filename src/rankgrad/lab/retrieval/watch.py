@@ -1,0 +1,100 @@
+"""What is watched while embeddings are trained: their spread, and how many of them get a gradient.
+
+*Spread* is 1 - |mean of the unit embeddings of a batch|: 0 if all are the same vector, near 1 if they point
+everywhere. A loss on ranks sees scores only through their order, so embeddings may shrink towards one point while
+it still falls; from there no gradient leads back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rankgrad import distributed
+from rankgrad.lab.training.errors import UserError
+from rankgrad.pairs import unit_length
+
+#: Steps that are averaged before anything is said.
+STEPS = 20
+#: Collapsed: a spread below this, and below this share of the largest one so far (untrained networks start low).
+GONE, SHARE = 0.005, 0.1
+#: Share of the embeddings without any gradient from which on it is said.
+STILL = 0.95
+
+
+def spread(embeddings: Tensor) -> Tensor:
+    """1 - |mean of unit embeddings| of the batch of all processes, a scalar without gradient."""
+    rows = unit_length(embeddings.detach())
+    mean = distributed.total(rows.sum(0)) / (len(rows) * distributed.count())
+    found: Tensor = 1 - mean.norm()
+    return found
+
+
+def zero_share(gradient: Tensor) -> Tensor:
+    """Share of the rows whose gradient is zero, a scalar."""
+    return (gradient == 0).all(1).float().mean()
+
+
+class Watch:
+    """Reads the rows of finished steps; a run that goes on is watched from the rows of before.
+
+    Args:
+        reach: How the loss names what to change where no gradient arrives.
+    """
+
+    def __init__(self, reach: str) -> None:
+        self.reach = reach
+        self.largest = 0.0
+        self._spreads: list[float] = []
+        self._still: list[tuple[float, float]] = []
+        self._told = False
+
+    def see(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
+        """What is to be said after these steps; raises where the embeddings have collapsed."""
+        said = []
+        for row in rows:
+            self._spreads = [*self._spreads[-STEPS + 1 :], row["spread"]]
+            self._still = [*self._still[-STEPS + 1 :], (row["zero_gradients"], row["loss"])]
+            if len(self._spreads) < STEPS:
+                continue
+            now = math.fsum(self._spreads) / STEPS
+            self.largest = max(self.largest, now)
+            if now < GONE and now < SHARE * self.largest:
+                raise self._collapsed(now, row)
+            if not self._told and math.fsum(share for share, _ in self._still) / STEPS > STILL:
+                self._told = True
+                said.append(self._no_gradient(row))
+        return said
+
+    def _collapsed(self, now: float, row: Mapping[str, float]) -> UserError:
+        return UserError(
+            f"loss: the embeddings collapsed at step {row['step']:.0f} (epoch {row['epoch']:.0f}, learning rate "
+            f"{row['lr']:.3g}): all items get nearly the same one, the spread of a batch fell from "
+            f"{self.largest:.3f} to {now:.4f}. Training stopped. Try a lower lr, head_epochs=2, optim.warmup=100, "
+            "optim.clip=1, or the loss without memory."
+        )
+
+    def _no_gradient(self, row: Mapping[str, float]) -> str:
+        still = math.fsum(share for share, _ in self._still) / STEPS
+        loss = math.fsum(value for _, value in self._still) / STEPS
+        begin = f"step {row['step']:.0f}: {still:.0%} of the embeddings get no gradient, the loss is {loss:.3g}"
+        return f"{begin}; {self.reach}"
+
+
+def advice(name: str, arguments: Mapping[str, object]) -> str:
+    """What to change in a loss whose gradients are nearly all zero."""
+    if name.startswith("pml:"):
+        return "a larger margin leaves more to learn, another miner finds more pairs"
+    reach = "lam" if "lam" in arguments else "window"
+    return (
+        f"if the loss is small, a larger loss.margin leaves more to learn; if it is not, loss.{reach} is too "
+        "short to reach the items that are ranked wrongly: enlarge it"
+    )
+
+
+def unknown(device: torch.device) -> Tensor:
+    """NaN, for what a step does not know."""
+    return torch.full((), math.nan, device=device)
