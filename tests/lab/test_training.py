@@ -50,7 +50,7 @@ def test_digits_learn(tmp_path):
     first = rows(folder, "evaluations")[0]
     assert float(first["mAP@R"]) < 45
     assert result.last["mAP@R"] > 75
-    assert result.best["R@1"] > 96
+    assert result.best["R@1"] > 95
     assert len(rows(folder)) == 24
     assert 2400 / result.seconds < result.speed < 1e6  # evaluations apart
     assert {p.name for p in folder.iterdir()} >= {
@@ -68,7 +68,7 @@ def test_digits_learn(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        ["data=folder", "loss.memory=2"],
+        ["data=folder", "loss=recall", "loss.memory=2"],
         ["data=folder", "loss=pml:ProxyAnchorLoss", "optim=adamw", "lr=1e-3", "view.augment=crop"],
         [
             "data=folder",
