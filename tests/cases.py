@@ -2,11 +2,12 @@
 
 import torch
 
-from rankgrad.engine import reference
+from rankgrad.engine import forms, reference
+from rankgrad.engine.request import Request
 
 KINDS = ["random", "ties", "equal", "sorted", "reversed", "one gap", "infinities", "outlier"]
 SHARES = [0.0, 0.01, 0.3, 1.0]
-FORMS = ["ap", "log_ap", "log", "loglog", "weights"]
+FORMS = list(forms.FORMS)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 WEIGHTS = torch.tensor([0.5, 0.25, 0.125, 0.0, 0.0625])
 
@@ -33,35 +34,40 @@ def make(kind, shape, share, *, dtype=torch.float32, masked=False, seed=0, devic
     return scores.to(dtype), relevance, mask
 
 
-def assert_equal_to_reference(engine, scores, relevance, mask, form, *, lam, margin, **hint):
-    """Integers equal, losses to rounding; returns the total of the absolute rank changes."""
-    weights = WEIGHTS.to(scores.device) if form == "weights" else None
-    arguments = (scores, relevance, mask, weights, form, lam, margin)
-    expected = reference.list_losses(*arguments, True)
-    got = engine.list_losses(*arguments, True, **hint)
-    for name, a, b in zip(("losses", "changes", "items", "lists"), got, expected, strict=True):
+def request(scores, relevance, mask, form, **given):
+    """A request for lists of any shape; weights for the form that needs them."""
+    tables = forms.weight_tables(WEIGHTS.to(scores.device)) if form == "tables" else None
+    return Request(scores, relevance, mask, tables=tables, form=form, **given)
+
+
+def assert_equal_to_reference(engine, scores, relevance, mask, form, **given):
+    """Gradients equal to the bit, losses to rounding; returns the total of the absolute gradient."""
+    hint = {name: given.pop(name) for name in ("max_relevant",) if name in given}
+    if "lam" in given:
+        given |= {"reach": "lam", "strength": given.pop("lam")}
+    asked = request(scores, relevance, mask, form, **given)
+    expected = reference.evaluate(asked)
+    got = engine.evaluate(asked._replace(**hint))
+    for name in expected._fields:
+        a, b = getattr(got, name), getattr(expected, name)
         assert a.shape == b.shape, name
         assert a.dtype == b.dtype, name
-    torch.testing.assert_close(got[0], expected[0], rtol=1e-12, atol=1e-13)
-    for name, a, b in zip(("changes", "items", "lists"), got[1:], expected[1:], strict=True):
+    torch.testing.assert_close(got.losses, expected.losses, rtol=1e-12, atol=1e-13)
+    for name in ("gradient", "divisor", "lists"):
+        a, b = getattr(got, name), getattr(expected, name)
         assert torch.equal(a, b), f"{name}: {(a != b).sum().item()} of {a.numel()} differ"
-    more = 3 * expected[3] + 1  # lists that count elsewhere
-    got_share = engine.list_losses(*arguments, True, lists=more, **hint)
-    for a, b in zip(got_share[1:], reference.list_losses(*arguments, True, lists=more)[1:], strict=True):
-        assert torch.equal(a, b)
-    value, nothing, _, _ = engine.list_losses(*arguments, False, **hint)
-    assert torch.equal(value, got[0])
-    assert nothing.shape[-1] == 0
-    return expected[1].abs().sum().item()
+    elsewhere = asked._replace(lists=3 * expected.lists + 1)  # lists that count elsewhere
+    share, expected_share = engine.evaluate(elsewhere._replace(**hint)), reference.evaluate(elsewhere)
+    assert torch.equal(share.gradient, expected_share.gradient)
+    assert torch.equal(share.divisor, expected_share.divisor)
+    value = engine.evaluate(asked._replace(with_gradient=False, **hint))
+    assert torch.equal(value.losses, got.losses)
+    assert value.gradient.shape[-1] == 0
+    return expected.gradient.abs().sum().item()
 
 
-def assert_steps_equal_to_reference(engine, scores, relevance, mask, *, margin):
-    """The two steps by themselves, with steps of any size and sign."""
-    expected = reference.relevant_ranks(scores, relevance, mask, margin)
-    got = engine.relevant_ranks(scores, relevance, mask, margin)
-    for a, b in zip(got, expected, strict=True):
-        assert torch.equal(a, b)
-    steps = torch.randn(scores.shape, device=scores.device, dtype=torch.float32)
-    position = expected[1]
-    changes = reference.rank_changes(scores, relevance, mask, margin, position, steps)
-    assert torch.equal(engine.rank_changes(scores, relevance, mask, margin, position, steps), changes)
+def assert_standings_equal_to_reference(engine, scores, relevance, mask):
+    """Where the relevant items stand, list by list in any order."""
+    asked = request(scores, relevance, mask, "ap")
+    for a, b in zip(engine.standings(asked), reference.standings(asked), strict=True):
+        assert torch.equal(a.sort(-1).values, b.sort(-1).values)

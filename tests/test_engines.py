@@ -13,34 +13,32 @@ import pytest
 import torch
 
 import rankgrad
-from rankgrad.engine import cpu, cuda, dispatch, ops, stepwise, stream
+from rankgrad.engine import cpu, cuda, dispatch, ops, reference
+from rankgrad.engine.request import Answer, Request
 
-from cases import DTYPES, FORMS, KINDS, SHARES, assert_equal_to_reference, assert_steps_equal_to_reference, make
+from cases import (
+    DTYPES,
+    FORMS,
+    KINDS,
+    SHARES,
+    assert_equal_to_reference,
+    assert_standings_equal_to_reference,
+    make,
+    request,
+)
 
-
-class _Stream:
-    """The torch version of the streaming engine, with the interface of the others."""
-
-    relevant_ranks, rank_changes = stream.relevant_ranks, stream.rank_changes
-
-    @staticmethod
-    def list_losses(*arguments, **given):
-        return stepwise.list_losses(stream, *arguments, **given)
-
-
-ENGINES = {"numba": cpu, "torch stream": _Stream}
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@needs_numba
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", SHARES)
-def test_equal_to_the_reference(engine, kind, share):
+def test_equal_to_the_reference(kind, share):
     moved = 0.0
     for number, (shape, form) in enumerate(itertools.product([(2, 3, 517), (1, 1, 3001)], FORMS)):
         data = make(kind, shape, share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
         for margin in (0.0, 0.25):
-            moved += assert_equal_to_reference(ENGINES[engine], *data, form, lam=50.0, margin=margin)
+            moved += assert_equal_to_reference(cpu, *data, form, lam=50.0, margin=margin)
     if 0 < share < 1:
         assert moved > 0
 
@@ -81,32 +79,27 @@ def test_only_very_long_lists_are_shared():
     assert chunks == {(1, 2**18 - 1): 1, (1, 2**18): 3, (3, 2**18): 1, (2, 100): 1}
 
 
-@pytest.mark.parametrize("engine", ["numba", "torch stream"])
+@needs_numba
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_two_steps_by_themselves(engine, masked):
+def test_standings(masked):
     for kind in KINDS:
-        data = make(kind, (2, 3, 301), 0.2, masked=masked)
-        assert_steps_equal_to_reference(ENGINES[engine], *data, margin=0.1)
+        assert_standings_equal_to_reference(cpu, *make(kind, (2, 3, 301), 0.2, masked=masked))
 
 
-def test_float64_goes_without_words():
-    data = make("ties", (1, 4, 999), 0.2)
-    assert_equal_to_reference(cpu, data[0].double(), *data[1:], "ap", lam=5.0, margin=0.1)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [cpu, reference])
 def test_nan_is_marked(engine):
     scores, relevance, _ = make("random", (1, 3, 50), 0.2)
     scores[0, 1, 7] = torch.nan
     mask = torch.ones_like(relevance)
     for hidden in (False, True):
         mask[0, 1, 7] = not hidden
-        losses = ENGINES[engine].list_losses(scores, relevance, mask, None, "ap", 1.0, 0.0, False)[0]
+        losses = engine.evaluate(request(scores, relevance, mask, "ap")).losses
         assert losses.isnan().tolist() == [[False, not hidden, False]]
 
 
 def test_large_scores_on_the_cpu_go_to_the_engine_and_small_ones_do_not_load_it():
-    assert dispatch.engine_for(torch.zeros(1, 1, dispatch.SMALL_ON_CPU)) is cpu
+    scores = torch.zeros(1, 1, dispatch.SMALL_ON_CPU)
+    assert dispatch.engine_for(Request(scores, scores > 0)) is cpu
     code = (
         "import sys, torch, rankgrad;"
         "rankgrad.recall_loss(torch.randn(8, 100), torch.rand(8, 100) < 0.1, lam=1.0);"
@@ -157,25 +150,23 @@ def test_where_triton_cannot_be_used(stand_in_for_triton, monkeypatch, fault, sa
     called = []
     monkeypatch.setattr(ops.cuda, "scale", lambda *args: called.append(1))
     changes, one = torch.ones(1, 1, 4, dtype=torch.int32).as_subclass(OnAGpu), torch.ones(1, 1)
-    out = torch.empty(1, 1, 4)
+    answer, out = Answer(0 * one, changes, 8 * one, one[0]), torch.empty(1, 1, 4)
     with pytest.warns(UserWarning, match=f"^rankgrad: Triton {said}; using the slower sorts"):
-        ops._scale(changes, one[0], 0 * one, 4 * one, one[0], 2.0, "mean", out)
+        ops.scale(answer, one[0], "mean", out)
     assert not called and out.tolist() == [[[1 / 8] * 4]]
 
 
-def test_without_numba_it_says_so_once_and_gives_the_same(monkeypatch):
+def test_without_numba_it_says_so_once(monkeypatch):
     scores, relevance, _ = make("random", (1, 1, 1 << 15), 0.01)
-    with_numba = cpu.list_losses(scores, relevance, None, None, "ap", 1.0, 0.1, True)
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numba" else real(name))
     cpu._numba_kernels.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            without = cpu.list_losses(scores, relevance, None, None, "ap", 1.0, 0.1, True)
+            assert dispatch.engine_for(Request(scores, relevance)) is reference
     cpu._numba_kernels.cache_clear()
     assert len([w for w in caught if "Numba is not installed" in str(w.message)]) == 1
-    assert torch.equal(without[1], with_numba[1])
 
 
 LARGE = """
@@ -242,13 +233,6 @@ assert results.get() == results.get()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_float8_goes_without_words(dtype):
-    data = make("random", (1, 4, 999), 0.2, masked=True)
-    moved = assert_equal_to_reference(cpu, data[0].to(dtype), *data[1:], "ap", lam=5.0, margin=0.1)
-    assert moved > 0
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("masked", [False, True])
 def test_scores_stay_where_they_are_whatever_the_default_device(dtype, masked, monkeypatch):
@@ -313,7 +297,7 @@ def test_an_eager_call_gives_what_the_ops_give(reduction, monkeypatch):
         monkeypatch.setattr(ops, "is_plain_call", lambda tensor, plain=plain: plain)
         x = scores.clone().requires_grad_()
         value = rankgrad.average_precision_loss(x, relevance, lam=5.0, mask=mask, reduction=reduction)
-        assert ("NamedLoss" in type(value.grad_fn).__name__) == plain
+        assert ("ListLoss" in type(value.grad_fn).__name__) == plain
         value.backward(upstream)
         results.append((value.detach(), x.grad))
     (value, grad), (expected, expected_grad) = results
@@ -344,6 +328,9 @@ def test_a_loss_cannot_be_differentiated_twice_and_says_so():
 )
 def test_which_kernels_a_shape_gets(shape, hint, expected, monkeypatch):
     for name in ("short", "long", "dense"):
-        monkeypatch.setattr(getattr(cuda, name), "list_losses", lambda *args, name=name: name)
+        monkeypatch.setattr(
+            getattr(cuda, name), "list_losses", lambda *args, name=name: 1 / 0 if name == expected else None
+        )
     scores = torch.zeros(()).expand(shape)
-    assert cuda.list_losses(scores, scores > 0, None, None, "ap", 0.5, 0.0, True, hint) == expected
+    with pytest.raises(ZeroDivisionError):
+        cuda.evaluate(Request(scores, scores > 0, max_relevant=hint))

@@ -14,8 +14,9 @@ from cases import (
     KINDS,
     SHARES,
     assert_equal_to_reference,
-    assert_steps_equal_to_reference,
+    assert_standings_equal_to_reference,
     make,
+    request,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -71,7 +72,7 @@ def test_tensors_that_start_anywhere(shape, hint):
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_two_steps_by_themselves(masked):
     for shape in ((1, 1, 50_021), (2, 20, 301)):
-        assert_steps_equal_to_reference(cuda, *make("ties", shape, 0.05, masked=masked, device="cuda"), margin=0.1)
+        assert_standings_equal_to_reference(cuda, *make("ties", shape, 0.05, masked=masked, device="cuda"))
 
 
 def loss(scores, relevance, **kwargs):
@@ -157,11 +158,10 @@ def test_compile_fullgraph(shape):
 
 def test_opcheck():
     scores, relevance, mask = make("random", (1, 20, 301), 0.1, masked=True, device="cuda")
-    args = (scores, relevance, mask, None, "ap", 2.0, 0.1, True, False, None)
-    torch.library.opcheck(rankgrad.engine.ops.list_losses, args)
-    losses, changes, items, lists = rankgrad.engine.ops.list_losses(*args)
-    leaf = scores.clone().requires_grad_()
-    torch.library.opcheck(rankgrad.engine.ops.reduce_lists, (leaf, losses, changes, items, lists, 2.0, "mean"))
+    asked = request(scores, relevance, mask, "ap", strength=2.0, margin=0.1)
+    torch.library.opcheck(rankgrad.engine.ops.evaluate_op, asked)
+    leaf, answer = scores.clone().requires_grad_(), rankgrad.engine.ops.evaluate_op(*asked)
+    torch.library.opcheck(rankgrad.engine.ops.reduce_lists, (leaf, *answer, None, "mean"))
 
 
 @pytest.mark.parametrize("shape", SMALL)
@@ -191,9 +191,10 @@ def test_a_wrong_hint_is_never_a_wrong_result():
 @pytest.mark.parametrize("shape", [(1, 300_007), (256, 1024)])
 def test_the_same_bit_for_bit(shape):
     scores, relevance, _ = make("ties", (1, *shape), 0.1, device="cuda")
-    first = cuda.list_losses(scores, relevance, None, None, "log_ap", 5.0, 0.1, True)
+    asked = request(scores, relevance, None, "log_ap", strength=5.0, margin=0.1)
+    first = cuda.evaluate(asked)
     for _ in range(3):
-        again = cuda.list_losses(scores, relevance, None, None, "log_ap", 5.0, 0.1, True)
+        again = cuda.evaluate(asked)
         for a, b in zip(first, again, strict=True):
             assert torch.equal(a, b)
 
@@ -227,8 +228,8 @@ def test_beyond_2_to_the_31_items():
     index = torch.tensor([0, 5, 2**30, 2**31 - 1, 2**31, n - 1], device="cuda")
     relevance[index] = True
     lam = 1.0
-    losses, changes, _, _ = cuda.list_losses(
-        scores.view(1, 1, n), relevance.view(1, 1, n), None, None, "log", lam, 0.0, True, max_relevant=100
+    losses, changes, _, _ = cuda.evaluate(
+        request(scores.view(1, 1, n), relevance.view(1, 1, n), None, "log", strength=lam, max_relevant=100)
     )
     value = scores[index].float()
 

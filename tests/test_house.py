@@ -13,7 +13,7 @@ import rankgrad
 SOURCE = Path(rankgrad.__file__).parent
 #: Lower floors first. A module may import its own floor and those below.
 LIBRARY = [
-    "_check distributed",
+    "_check reach distributed",
     "engine",
     "ranking memory pairs samplers",
     "metrics",

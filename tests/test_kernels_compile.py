@@ -11,7 +11,7 @@ import torch
 
 from rankgrad.engine import cuda, launching
 
-from cases import WEIGHTS
+from cases import request
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -77,14 +77,13 @@ def compiled(monkeypatch):
 def evaluate(shape, form, *, dtype=torch.float32, masked=False, with_changes=True, **given):
     scores, relevance = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=torch.bool)
     mask = ~relevance if masked else None
-    weights = WEIGHTS if form == "weights" else None
-    return cuda.list_losses(scores, relevance, mask, weights, form, 0.5, 0.1, with_changes, **given)
+    return cuda.evaluate(request(scores, relevance, mask, form, margin=0.1, with_gradient=with_changes, **given))
 
 
 def test_long_lists(compiled):
     for _ in range(2):  # the second time from the plan
         evaluate((1, 1, 100_003), "ap")
-    evaluate((1, 2, 100_000), "weights", dtype=torch.bfloat16, masked=True, lists=torch.ones(1, dtype=torch.int64))
+    evaluate((1, 2, 100_000), "tables", dtype=torch.bfloat16, masked=True, lists=torch.ones(1, dtype=torch.int64))
     evaluate((1, 1, 100_003), "log", with_changes=False, max_relevant=100)
     assert {"gather", "sort_by_merging", "stream", "terms", "settle"} <= set(compiled)
 
@@ -92,24 +91,23 @@ def test_long_lists(compiled):
 def test_dense_lists(compiled):
     for _ in range(2):
         evaluate((1, 1, 100_003), "ap", max_relevant=50_000)
-    evaluate((2, 3, 4096), "weights", dtype=torch.float16, masked=True, max_relevant=4096)
+    evaluate((2, 3, 4096), "tables", dtype=torch.float16, masked=True, max_relevant=4096)
     assert {"shift", "flag", "move", "place_moved", "place_others", "finish"} <= set(compiled)
 
 
-def test_the_two_steps(compiled):
+def test_standings(compiled):
     scores, relevance = torch.zeros(1, 1, 70_000), torch.zeros(1, 1, 70_000, dtype=torch.bool)
-    position = cuda.relevant_ranks(scores, relevance, None, 0.0)[1]
-    cuda.rank_changes(scores, relevance, None, 0.0, position, scores)
-    assert compiled.count("terms") == 2
+    cuda.standings(request(scores, relevance, None, "ap"))
+    assert compiled.count("terms") == 1
 
 
 def test_short_lists(compiled):
     for _ in range(2):
-        losses, changes, items, lists = evaluate((1, 128, 512), "loglog")
-        cuda.reduce(losses, lists, True, torch.float32)
-        cuda.scale(changes, torch.ones(1), losses, items, lists, 0.5, "mean", changes.view(torch.float32))
+        answer = evaluate((1, 128, 512), "loglog")
+        cuda.reduce(answer.losses, answer.lists, True, torch.empty(1))
+        cuda.scale(answer, torch.ones(1), "mean", answer.gradient.view(torch.float32))
     evaluate((1, 17, 33), "log_ap", dtype=torch.float16, masked=True, max_relevant=3)
-    evaluate((1, 128, 512), "weights", with_changes=False)
+    evaluate((1, 128, 512), "tables", with_changes=False)
     assert {"count_items", "rank_lists", "reduce_losses", "scale_changes"} <= set(compiled)
 
 

@@ -10,8 +10,17 @@ import pytest
 import torch
 
 from rankgrad.engine import cuda, dense, long
+from rankgrad.engine.request import Answer
 
-from cases import DTYPES, FORMS, KINDS, assert_equal_to_reference, assert_steps_equal_to_reference, make
+from cases import (
+    DTYPES,
+    FORMS,
+    KINDS,
+    assert_equal_to_reference,
+    assert_standings_equal_to_reference,
+    make,
+    request,
+)
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -97,14 +106,16 @@ def test_dense_lists(kind, share, monkeypatch):
     number = KINDS.index(kind)
     data = make(kind, (2, 1, 171), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
     most = int(data[1].sum(-1).max()) or None
+    monkeypatch.setattr(cuda, "DENSE", 10**6)
+    monkeypatch.setattr(cuda, "SHORTEST_DENSE_LIST", 0)
     assert_equal_to_reference(
-        dense, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 2), max_relevant=most
+        cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 2), max_relevant=most
     )
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_two_steps_by_themselves(masked):
-    assert_steps_equal_to_reference(cuda, *make("ties", (1, 2, 203), 0.2, masked=masked), margin=0.1)
+def test_standings(masked):
+    assert_standings_equal_to_reference(cuda, *make("ties", (1, 2, 203), 0.2, masked=masked))
 
 
 @pytest.mark.parametrize("short", [False, True])
@@ -112,13 +123,13 @@ def test_a_wrong_hint_and_a_nan_give_nan(short, monkeypatch):
     monkeypatch.setattr(cuda, "FEWEST_SHORT_LISTS", 1 if short else 99)
     scores, relevance, _ = make("random", (1, 2, 103), 0.3)
     if not short:  # short lists have room for any number
-        for engine in (cuda, dense):
-            wrong = engine.list_losses(scores, relevance, None, None, "ap", 1.0, 0.0, True, max_relevant=3)
-            assert wrong[0].isnan().all()
+        for least in (10**6, 0):
+            monkeypatch.setattr(cuda, "SHORTEST_DENSE_LIST", least)
+            wrong = cuda.evaluate(request(scores, relevance, None, "ap", max_relevant=3))
+            assert wrong.losses.isnan().all()
     scores[0, 0, 5] = torch.nan
-    for engine in (cuda, dense):
-        losses = engine.list_losses(scores, relevance, None, None, "ap", 1.0, 0.0, True)[0]
-        assert losses.isnan().tolist() == [[True, False]]
+    losses = cuda.evaluate(request(scores, relevance, None, "ap")).losses
+    assert losses.isnan().tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -129,11 +140,13 @@ def test_reduction_and_scaling(reduction):
     lists, upstream = torch.tensor([3, 2]), torch.randn((2, 3) if reduction == "none" else (2,))
     if reduction != "none":
         expected = losses.sum(1) / (lists if reduction == "mean" else 1)
-        got = cuda.reduce(losses, lists, reduction == "mean", torch.float32)
+        got = torch.empty(2)
+        cuda.reduce(losses, lists, reduction == "mean", got)
         torch.testing.assert_close(got, expected.float(), equal_nan=True)
     factor = upstream.double() if reduction == "none" else upstream.double()[:, None]
     factor = factor * (1 if reduction == "mean" else lists[:, None]) / (0.3 * items.double().clamp(min=1))
     expected = changes * (factor + 0 * losses).float()[..., None]
     out = changes.view(torch.float32)  # in place
-    cuda.scale(changes, upstream, losses, items, lists, 0.3, reduction, out)
+    divisor = 0.3 * items.double().clamp(min=1)
+    cuda.scale(Answer(losses, changes, divisor, lists), upstream, reduction, out)
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 import rankgrad
 from rankgrad import surrogates
 from rankgrad.engine import ops, rank_ops
+from rankgrad.engine.forms import weight_tables
+from rankgrad.engine.request import Request
 
 SCORES = torch.randn(4, 3, 11, generator=torch.Generator().manual_seed(0))
 RELEVANCE = torch.rand(4, 3, 11, generator=torch.Generator().manual_seed(1)) < 0.3
@@ -159,9 +161,10 @@ def op_calls():
     x = SCORES.clone()
     grad_x = SCORES.clone().requires_grad_()
     rows, exists = grad_x[0], MASK[0]
-    losses, changes, items, lists = ops.list_losses(x, RELEVANCE, MASK, None, "ap", 0.7, 0.1, True, False, None)
-    above, position, _, _ = ops.relevant_ranks(x, RELEVANCE, MASK, 0.1, False)
-    steps = torch.rand(above.shape)
+    asked = Request(x, RELEVANCE, MASK, strength=0.7, margin=0.1)
+    answer = ops.evaluate_op(*asked)
+    tables = weight_tables(torch.rand(4))
+    flat, offsets = SCORES.reshape(len(x), -1), torch.arange(0, 34, 11).expand(len(x), -1).contiguous()
     return {
         "ranks": (rank_ops.ranks, (x[0], exists, "average")),
         "rank": (rank_ops.rank, (rows, exists, 0.7, "ordinal")),
@@ -169,21 +172,23 @@ def op_calls():
             rank_ops.rank_backward,
             (torch.randn(3, 11), x[0], rank_ops.ranks(x[0], None, "min"), None, 0.7, "min"),
         ),
-        "relevant_ranks": (ops.relevant_ranks, (x, RELEVANCE, MASK, 0.1, False)),
-        "rank_changes": (ops.rank_changes, (x, RELEVANCE, None, 0.1, position, steps)),
-        "list_losses": (
-            ops.list_losses,
-            (x, RELEVANCE, MASK, torch.rand(4), "weights", 0.7, 0.1, True, False, 11),
+        "standings": (ops.standings, asked),
+        "evaluate": (ops.evaluate_op, asked._replace(tables=tables, form="tables", max_relevant=11)),
+        "evaluate, no gradient": (
+            ops.evaluate_op,
+            asked._replace(scores=x.half(), mask=None, form="log", with_gradient=False, check_finite=True),
         ),
-        "list_losses, no changes": (
-            ops.list_losses,
-            (x.half(), RELEVANCE, None, None, "log", 0.7, 0.0, False, True, None),
+        "evaluate, window": (ops.evaluate_op, asked._replace(reach="window", scores=x.double())),
+        "evaluate, automatic": (ops.evaluate_op, asked._replace(reach="share", margin_is_share=True)),
+        "evaluate, ragged": (
+            ops.evaluate_op,
+            Request(flat, RELEVANCE.reshape(flat.shape), None, offsets, lists=torch.full((len(x),), 7)),
         ),
-        "reduce_lists": (ops.reduce_lists, (grad_x, losses, changes, items, lists, 0.7, "mean")),
-        "reduce_lists, none": (ops.reduce_lists, (grad_x, losses, changes, items, lists, 0.7, "none")),
+        "reduce_lists": (ops.reduce_lists, (grad_x, *answer, None, "mean")),
+        "reduce_lists, none": (ops.reduce_lists, (grad_x, *answer, None, "none")),
         "reduce_lists_backward": (
             ops.reduce_lists_backward,
-            (torch.randn(4), losses, changes, items, lists, 0.7, "sum", torch.float16),
+            (torch.randn(4), *answer, None, "sum", torch.float16),
         ),
     }
 

@@ -45,6 +45,10 @@ def floating(name: str, value: object, *, ndim: int | None = None) -> Tensor:
         raise fail(name, f"{ndim} dimensions", value)
     if value.ndim == 0:
         raise fail(name, "at least one dimension (the candidates)", value)
+    if value.device.type == "mps":
+        raise ValueError(
+            f"{name}: expected on a device with float64 (a CPU or CUDA), received on mps; pass {name}.cpu()"
+        )
     return value
 
 
@@ -101,10 +105,13 @@ def per_row(name: str, value: object, embeddings_name: str, embeddings: Tensor) 
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):  # also what torch.compile makes of them
+    if isinstance(value, float) and not isinstance(value, bool):  # also what torch.compile makes of them
         return value
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # NumPy's
-        return float(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_):  # integers, NumPy's
+        try:
+            return float(value)
+        except OverflowError:
+            raise fail(name, "a finite number", value) from None
     raise TypeError(f"{name}: expected a number, received {_received(value)}")
 
 
@@ -154,7 +161,9 @@ def non_negative(name: str, value: Any) -> float:
 
 
 def count(name: str, value: Any, *, at_least: int) -> int:
-    """Require an integer >= ``at_least``."""
+    """Require an integer >= ``at_least``, Python's or NumPy's."""
+    if isinstance(value, np.integer):
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an integer, received {_received(value)}")
     if value < at_least:

@@ -14,6 +14,8 @@ from rankgrad import _check
 from rankgrad.engine import ops, rank_ops
 from rankgrad.engine.precision import compute_dtype
 from rankgrad.engine.slopes import value_and_slope
+from rankgrad.engine.spread import moments, spread_of
+from rankgrad.reach import Reach, reach_of
 
 _LONGEST_CUDA_SORT = 2**31 - 1
 
@@ -156,10 +158,12 @@ def rank_loss(
     fn: Callable[[Tensor], Tensor],
     scores: Tensor,
     *,
-    lam: float,
+    lam: float | None = None,
+    window: float | None = None,
     ties: str = "ordinal",
     mask: Tensor | None = None,
     reduction: str = "mean",
+    spread: Tensor | None = None,
 ) -> Tensor:
     r"""A loss of your own from any differentiable function of the ranks.
 
@@ -173,10 +177,14 @@ def rank_loss(
             parameters get their gradients too.
         scores: ``[..., n]``, higher is better.
         lam: Interpolation strength in the paper's units, > 0.
+        window: Instead of ``lam``: the item of a list with the largest slope moves this far in score, the others
+            in proportion (one raw lambda for each list, w / max :math:`|slope_i|`). With neither of the two the
+            window is taken from the spread of the scores, as in :func:`recall_loss`.
         ties: As in :func:`rank`.
         mask: bool, broadcast to ``scores``; False = the item does not exist (it ranks behind all others).
             A list without any item does not count.
         reduction: ``"mean"`` over the lists that count, ``"sum"``, or ``"none"`` for one loss a list.
+        spread: The spread of all scores, a scalar tensor, where other processes have some of them.
 
     Returns:
         A scalar, or ``[...]`` for ``"none"``.
@@ -191,7 +199,7 @@ def rank_loss(
     if not callable(fn):
         raise TypeError(f"fn: expected a callable ranks -> list losses, received {type(fn).__name__}")
     scores = _check.floating("scores", scores)
-    lam = _check.lam(lam)
+    reach = reach_of(lam, window, compute_dtype(scores.dtype))
     _check.one_of("ties", ties, _check.TIES)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
     mask = _check.mask(mask, scores)
@@ -213,31 +221,51 @@ def rank_loss(
         return losses.reshape(-1).double().where(counts, 0)
 
     if ops.gradient_wanted(scores):
-        losses, gradient = value_and_slope(list_losses, before, counts.double() / lists.clamp(min=1))
-        changes = _rank_changes(rows.detach(), before, gradient, exists, items, lam, ties)
+        dtype = compute_dtype(rows.dtype)
+        losses, slopes = value_and_slope(list_losses, before, counts.double())
+        scale, divisor = _scale(reach, slopes.double(), items, lists, _spread(reach, rows, exists, spread), dtype)
+        gradient = _rank_changes(rows.detach(), before, scale.unsqueeze(-1) * slopes, exists, ties)
     else:
-        losses, changes = list_losses(before), before[:, :0]
-    loss: Tensor = ops.reduce_lists(
-        rows[None], losses[None], changes[None], items[None], lists[None], lam, reduction
-    )
+        losses, gradient, divisor = list_losses(before), before[:, :0], items.double()
+    answer = losses[None], gradient[None], divisor[None], lists[None]
+    loss: Tensor = ops.reduce_lists(rows[None], *answer, None, reduction)
     return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
 
 
-def _rank_changes(
-    scores: Tensor,
-    before: Tensor,
-    gradient: Tensor,
-    exists: Tensor | None,
-    items: Tensor,
-    lam: float,
-    ties: str,
-) -> Tensor:
-    """Ranks at ``scores + lam n gradient``, minus the ranks before."""
+def _spread(reach: Reach, rows: Tensor, exists: Tensor | None, given: Tensor | None) -> Tensor | None:
+    if reach.kind != "share" or given is not None:
+        return given
+    of_all = moments(rows[None], None if exists is None else exists[None])
+    return spread_of(of_all[None], compute_dtype(rows.dtype)).squeeze(0)
+
+
+def _scale(
+    reach: Reach, slopes: Tensor, items: Tensor, lists: Tensor, spread: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """What the slopes of each list are multiplied by to become steps, and what its rank changes are divided by.
+
+    By lambda, that is lam n / L and lam n. By a window w it is one raw lambda per list, w / max |slope|: the
+    longest step is w.
+    """
+    if reach.kind == "lam":
+        n = reach.strength * items.clamp(min=1).double()
+        return n / lists.clamp(min=1), n
+    window = torch.as_tensor(reach.strength, dtype=torch.float64, device=slopes.device)
+    if reach.kind == "share":
+        assert spread is not None
+        window = (window * spread).to(dtype).double()
+    top = slopes.abs().amax(-1) if slopes.shape[-1] else slopes.sum(-1)
+    scale = window / top.where(top > 0, 1)
+    return scale, scale * lists.clamp(min=1)
+
+
+def _rank_changes(scores: Tensor, before: Tensor, steps: Tensor, exists: Tensor | None, ties: str) -> Tensor:
+    """Ranks at ``scores + steps``, minus the ranks before."""
     dtype = compute_dtype(scores.dtype)
-    step = (lam * items.double().unsqueeze(-1) * gradient.double()).to(dtype)
+    steps = steps.to(dtype)
     if exists is not None:
-        step = step.where(exists, 0)
-    moved = scores.to(dtype) + step
+        steps = steps.where(exists, 0)
+    moved = scores.to(dtype) + steps
     if exists is not None:
         moved = moved.where(exists, 0)  # NaN may stand where no item is
     changes: Tensor = rank_ops.ranks(moved.nan_to_num(0.0, torch.inf, -torch.inf), exists, ties) - before

@@ -1,4 +1,4 @@
-"""The CPU engine: Numba kernels in threads; without Numba, or for other dtypes, the same algorithm in torch."""
+"""The CPU engine: Numba kernels in threads."""
 
 import functools
 import importlib.util
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankgrad.engine import stepwise, stream
-from rankgrad.engine.forms import FORMS, weight_tables
+from rankgrad.engine import reference
+from rankgrad.engine.forms import code
 from rankgrad.engine.precision import count_dtype
+from rankgrad.engine.request import Answer, Request
 
 _LONG = 1 << 16  # lists at least this long are gone through one by one when there are fewer lists than threads
 _SHARED = 1 << 18  # and from this length on by all threads: waking them takes a tenth of a millisecond each time
@@ -27,8 +28,7 @@ _DENSE = 4  # one relevant item in so many, or more: sort the irrelevant items t
 def _numba_kernels() -> ModuleType | None:
     if importlib.util.find_spec("numba") is None:
         warnings.warn(
-            "rankgrad: Numba is not installed; using the slower torch version of the CPU engine "
-            "(pip install 'rankgrad[fast]')",
+            "rankgrad: Numba is not installed; using the slower sorts of torch (pip install 'rankgrad[fast]')",
             stacklevel=2,
         )
         return None
@@ -40,19 +40,12 @@ def _numba_kernels() -> ModuleType | None:
         from rankgrad.engine._kernels import stream_cpu
     except (ImportError, RuntimeError) as reason:  # another NumPy than it wants; no place for its cache
         warnings.warn(
-            f"rankgrad: Numba is installed but cannot be used ({reason}); using the slower torch version of the "
-            "CPU engine. If it cannot cache functions, set NUMBA_CACHE_DIR to a folder it may write to",
+            f"rankgrad: Numba is installed but cannot be used ({reason}); using the slower sorts of "
+            "torch. If it cannot cache functions, set NUMBA_CACHE_DIR to a folder it may write to",
             stacklevel=2,
         )
         return None
     return stream_cpu
-
-
-def _kernels(scores: Tensor) -> Any:
-    """The Numba kernels, if they are for these scores: a 32-bit key and a 32-bit index make a word."""
-    if scores.dtype not in _DTYPES or scores.shape[-1] >= 2**32:
-        return None
-    return _numba_kernels()
 
 
 @functools.cache
@@ -199,90 +192,52 @@ class _List:
         self.kernels.settle(self.words, above, self.out)
 
 
-def relevant_ranks(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Step one; see :func:`rankgrad.engine.reference.relevant_ranks`."""
-    kernels = _kernels(scores)
-    if kernels is None:
-        return stream.relevant_ranks(scores, relevance, mask, margin)
-    rows = _Rows(scores, relevance, mask, margin)
-    n = scores.shape[-1]
-    above = torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
-    position = torch.full_like(above, n)
-    count = torch.empty(scores.shape[:-1], dtype=torch.int64, device=scores.device)
-    poison = torch.zeros_like(count, dtype=torch.float64)
-    nothing = torch.empty(0, dtype=count_dtype(n), device=scores.device).numpy()
-    for at in range(len(rows)):
-        one = _List(kernels, rows.row(at), nothing, rows.chunks)
-        p = len(one.words)
-        above.view(-1, n)[at, :p] = torch.from_numpy(one.above[:p])
-        position.view(-1, n)[at, :p] = torch.from_numpy((one.words & 0xFFFFFFFF).astype(np.int64))
-        count.view(-1)[at] = p
-        if one.nan:
-            poison.view(-1)[at] = torch.nan
-    return above, position, count, poison
+def supports(request: Request) -> bool:
+    """Whether the kernels take a request: they may be missing, and a 32-bit key and a 32-bit index make a word."""
+    return (
+        request.scores.dtype in _DTYPES
+        and request.scores.shape[-1] < 2**32
+        and request.offsets is None
+        and not request.by_window
+        and not request.margin_is_share
+        and _numba_kernels() is not None
+    )
 
 
-def rank_changes(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
-) -> Tensor:
-    """Step two; see :func:`rankgrad.engine.reference.rank_changes`."""
-    kernels = _kernels(scores)
-    if kernels is None:
-        return stream.rank_changes(scores, relevance, mask, margin, position, steps)
-    rows = _Rows(scores, relevance, mask, margin)
-    n = scores.shape[-1]
-    changes = torch.zeros(scores.shape, dtype=count_dtype(n), device=scores.device)
-    for at in range(len(rows)):
-        out = changes.view(-1, n)[at].numpy()
-        one = _List(kernels, rows.row(at), out, rows.chunks)
-        one.move(steps.reshape(-1, n)[at, : len(one.words)].numpy())
-    return changes
+def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
+    return reference.standings(request)
 
 
-def list_losses(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None,
-    weights: Tensor | None,
-    form: str,
-    lam: float,
-    margin: float,
-    with_changes: bool,
-    max_relevant: int | None = None,
-    lists: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
-    kernels = _kernels(scores)
-    if kernels is None:
-        return stepwise.list_losses(
-            stream, scores, relevance, mask, weights, form, lam, margin, with_changes, lists
-        )
+def evaluate(request: Request) -> Answer:
+    """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
+    kernels: Any = _numba_kernels()
+    scores, mask, lists, lam = request.scores, request.mask, request.lists, request.strength
     calls, per_call, n = scores.shape
-    rows = _Rows(scores, relevance, mask, margin)
+    rows = _Rows(scores, request.relevance, mask, request.margin)
     if lists is None:
         found = torch.empty(calls, per_call, dtype=torch.bool, device=scores.device)
         kernels.lists_with_relevant(rows.relevance, rows.mask, rows.masked, found.view(-1).numpy())
         lists = found.sum(-1)
     items = torch.full((calls, per_call), n, device=scores.device) if mask is None else mask.sum(-1)
-    changes = _in_large_pages(calls, per_call, n if with_changes else 0, dtype=count_dtype(n))
+    divisor = lam * items.clamp(min=1).double()
+    changes = _in_large_pages(calls, per_call, n if request.with_gradient else 0, dtype=count_dtype(n))
     losses = torch.empty(calls, per_call, dtype=torch.float64, device=scores.device)
-    tables = np.zeros((2, 1)) if weights is None else torch.stack(weight_tables(weights)).numpy()
+    tables = np.zeros((2, 1)) if request.tables is None else request.tables.numpy()
     out, into = changes.view(calls * per_call, -1).numpy(), losses.view(-1).numpy()
     counting = lists.repeat_interleave(per_call).numpy()
-    arguments = (FORMS.index(form), tables)
+    arguments = (code(request.form), tables)
     if not rows.long:
         threads = min(rows.threads, max(1, len(rows)))
         run = functools.partial(kernels.some_lists, *rows.all(), *arguments, lam, counting, out, into)
         _each(threads, lambda chunk: run(chunk, threads))
-        return losses, changes, items, lists
+        return Answer(losses, changes, divisor, lists)
     for at in range(len(rows)):
         one = _List(kernels, rows.row(at), out[at], rows.chunks)
         p = len(one.words)
         steps = one.steps()
         per_list = lam * one.items / max(int(counting[at]), 1) / max(p, 1)
         into[at] = np.nan if one.nan else kernels.terms(*arguments, one.above, per_list, steps)
-        if with_changes:
+        if request.with_gradient:
             one.move(steps)
-    return losses, changes, items, lists
+    return Answer(losses, changes, divisor, lists)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.engine.forms import FORMS, weight_tables
+from rankgrad.engine.forms import code
 from rankgrad.engine.launching import Launcher, Plan, kinds
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
 
@@ -38,7 +38,7 @@ def list_losses(
     max_relevant: int | None = None,
     lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
+    """Both steps and the loss between them; see :class:`rankgrad.engine.request.Answer`."""
     calls, per_call, n = scores.shape
     rows, masked, device = calls * per_call, mask is not None, scores.device
     slots = min(n, max_relevant or n)
@@ -47,7 +47,7 @@ def list_losses(
     blocks, slot_blocks = -(-n // _BLOCK), -(-slots // _BLOCK)
     scores, relevance = scores.contiguous(), as_bytes(relevance)
     exists = relevance if mask is None else as_bytes(mask)
-    tables = None if weights is None else torch.stack(weight_tables(weights))
+    tables = weights
     key = kinds(scores, relevance, exists if masked else None, tables, lists)
     launch = Launcher(_plan(device, calls, per_call, n, slots, *key), device)
     kernels = _kernels()
@@ -82,7 +82,7 @@ def list_losses(
     launch(
         kernels.move, grid, best_first, order, in_order, totals, by_index, totals_by_index, counts, items,
         counting, nan, partial if tables is None else tables, old, places, partial, n, slots, words, apart,
-        0 if tables is None else tables.shape[1], bits(lam), per_call, FORM=FORMS.index(form), WRITE=with_changes,
+        0 if tables is None else tables.shape[1], bits(lam), per_call, FORM=code(form), WRITE=with_changes,
         **masking, warps=8,
     )  # fmt: skip
     losses = partial.sum(-1)

@@ -6,9 +6,8 @@ import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
-from torch import Tensor
-
 from rankgrad.engine import cpu, cuda, reference
+from rankgrad.engine.request import Request
 
 #: With fewer scores than this, plain torch takes a millisecond or two: not worth loading Numba's kernels, which
 #: takes half a second, and 15 s on the first use of all, when they are compiled.
@@ -43,12 +42,13 @@ def forced(engine: ModuleType) -> Iterator[None]:
         _forced.pop()
 
 
-def engine_for(scores: Tensor) -> ModuleType:
-    """The engine for these scores."""
+def engine_for(request: Request) -> ModuleType:
+    """The engine for a request."""
     if _forced:
         return _forced[-1]
-    if scores.device.type == "cpu" and scores.numel() >= SMALL_ON_CPU:
+    device = request.scores.device.type
+    if device == "cpu" and request.scores.numel() >= SMALL_ON_CPU and cpu.supports(request):
         return cpu
-    if scores.device.type == "cuda" and cuda.supports(scores) and has_triton():
+    if device == "cuda" and cuda.supports(request) and has_triton():
         return cuda
     return reference

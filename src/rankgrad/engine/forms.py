@@ -1,85 +1,80 @@
-"""From the ranks of the relevant items to a loss and its slope, in float64 plain torch.
+"""The forms of a list's loss, one table: name, formula, and value and slope of a relevant item in float64 torch.
 
-The relevant items of a list sit in slots, best first, so slot ``m`` has rank ``m + 1`` among the
-relevant items; ``above`` is the number of irrelevant items at or above it.
+Every form exists once more for Numba (``_kernels.forms_cpu``) and once for Triton (``_kernels.words``), numbered
+as here; the tests find forms in this table and hold those against it.
+
+``above`` (c) is the number of irrelevant items at or above a relevant item, ``own`` (r+) its rank among the
+relevant items. A list's loss is the mean of the values over its p relevant items, its slope at each of them slope
+/ p.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-#: The named forms: average precision, its -log form, recall with its two closed-form weights, and
-#: recall with a given sequence of weights.
-FORMS = ("ap", "log_ap", "log", "loglog", "weights")
+Terms = tuple[Tensor, Tensor]
 
 
-def item_terms(form: str, weights: Tensor | None, above: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`terms_of` for relevant items in slots, best first: ``above`` is ``[..., slots]``."""
-    return terms_of(form, weights, above, torch.arange(1, above.shape[-1] + 1, device=above.device))
+class Form(NamedTuple):
+    """What a relevant item adds to its list's loss, and d(that)/d(rank) with r+ held constant."""
+
+    value: str
+    slope: str
+    terms: Callable[[Tensor, Tensor, Tensor | None], Terms]
 
 
-def terms_of(form: str, weights: Tensor | None, above: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and d(loss)/d(rank) of each relevant item, before the mean over the list's relevant items.
+def _ap(above: Tensor, own: Tensor, tables: Tensor | None) -> Terms:
+    rank = own + above
+    return above / rank, own / (rank * rank)
 
-    Args:
-        form: One of :data:`FORMS`.
-        weights: ``w_1, w_2, ...`` for the form ``"weights"``, shape ``[K]``.
-        above: Irrelevant items at or above each relevant item.
-        own: Its rank among the relevant items.
 
-    Returns:
-        Two float64 tensors of the shape of ``above``.
+def _log_ap(above: Tensor, own: Tensor, tables: Tensor | None) -> Terms:
+    rank = own + above
+    return torch.log(rank / own), 1 / rank
+
+
+def _log(above: Tensor, own: Tensor, tables: Tensor | None) -> Terms:
+    return torch.log(1 + above), 1 / (1 + above)
+
+
+def _loglog(above: Tensor, own: Tensor, tables: Tensor | None) -> Terms:
+    inner = torch.log(1 + above)
+    return torch.log(1 + inner), 1 / ((1 + above) * (1 + inner))
+
+
+def _tables(above: Tensor, own: Tensor, tables: Tensor | None) -> Terms:
+    assert tables is not None
+    at = above.long().clamp(max=tables.shape[1] - 1)
+    return tables[0][at], tables[1][at]
+
+
+FORMS = {
+    "ap": Form("1 - r+ / r", "r+ / r^2", _ap),
+    "log_ap": Form("log(r / r+)", "1 / r", _log_ap),
+    "log": Form("log(1 + c)", "1 / (1 + c)", _log),
+    "loglog": Form("log(1 + log(1 + c))", "1 / ((1 + c) (1 + log(1 + c)))", _loglog),
+    "tables": Form("W(c)", "W'(c)", _tables),
+}
+_CODES = {name: number for number, name in enumerate(FORMS)}
+
+
+def code(form: str) -> int:
+    """The number of a form in the kernels."""
+    return _CODES[form]
+
+
+def terms(form: str, tables: Tensor | None, above: Tensor, own: Tensor) -> Terms:
+    """Value and slope of relevant items, float64, in the shape of ``above``."""
+    return FORMS[form].terms(above.double(), own.double(), tables)
+
+
+def weight_tables(weights: Tensor) -> Tensor:
+    """W(c) = w_1 + ... + w_c and w_c for c = 0 ... K + 1, float64 ``[2, K + 2]``.
+
+    There is nothing to pass at 0, and nothing more to gain beyond the end.
     """
-    c = above.double()
-    if form in ("ap", "log_ap"):
-        own = own.double()
-        rank = own + c
-        if form == "ap":
-            return c / rank, own / (rank * rank)
-        return torch.log(rank / own), 1 / rank
-    if form == "log":
-        return torch.log(1 + c), 1 / (1 + c)
-    if form == "loglog":
-        inner = torch.log(1 + c)
-        return torch.log(1 + inner), 1 / ((1 + c) * (1 + inner))
-    assert form == "weights" and weights is not None, form
-    sums, steps = weight_tables(weights)
-    at = above.clamp(max=len(weights) + 1)
-    return sums[at], steps[at]
-
-
-def weight_tables(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """W(c) and w_c for c = 0 ... K + 1, float64: nobody to pass at 0, nothing more to gain beyond the end."""
     zero = weights.new_zeros(1, dtype=torch.float64)
     steps = torch.cat([zero, weights.double(), zero])
-    return steps.cumsum(0), steps
-
-
-def in_use(count: Tensor, slots: int) -> Tensor:
-    """Which slots hold a relevant item: ``[..., lists]`` counts -> bool ``[..., lists, slots]``."""
-    return torch.arange(slots, device=count.device) < count.unsqueeze(-1)
-
-
-def list_losses(values: Tensor, count: Tensor) -> Tensor:
-    """Mean over the relevant items of each list, 0 for a list that has none; float64 ``[..., lists]``."""
-    total = values.where(in_use(count, values.shape[-1]), 0).sum(-1)
-    return total / count.clamp(min=1)
-
-
-def score_steps(
-    slopes: Tensor, count: Tensor, items: Tensor, lists: Tensor, lam: float, dtype: torch.dtype
-) -> Tensor:
-    """How far Algorithm 1 moves each relevant score: ``lam n / L * slope / p``, rounded once to ``dtype``.
-
-    Args:
-        slopes: d(loss)/d(rank) of each relevant item, ``[calls, lists, slots]``.
-        count: Relevant items of each list (p), ``[calls, lists]``.
-        items: Existing items of each list (n), ``[calls, lists]``.
-        lists: Lists that count (L), ``[calls]``.
-    """
-    steps = step_scale(count, items, lists, lam).unsqueeze(-1) * slopes
-    return steps.where(in_use(count, slopes.shape[-1]), 0).to(dtype)
-
-
-def step_scale(count: Tensor, items: Tensor, lists: Tensor, lam: float) -> Tensor:
-    """``lam n / L / p`` of each list, float64 ``[calls, lists]``."""
-    return lam * items.double() / lists.clamp(min=1).double().unsqueeze(-1) / count.clamp(min=1)
+    return torch.stack([steps.cumsum(0), steps])

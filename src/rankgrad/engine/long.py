@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.engine.forms import FORMS, weight_tables
+from rankgrad.engine.forms import code
 from rankgrad.engine.launching import Launcher, Plan, kinds, programs
 from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
@@ -225,16 +225,16 @@ def list_losses(
     max_relevant: int | None = None,
     lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
+    """Both steps and the loss between them; see :class:`rankgrad.engine.request.Answer`."""
     calls, per_call, n = scores.shape
-    tables = None if weights is None else torch.stack(weight_tables(weights))
+    tables = weights
     run = Long(scores, relevance, mask, margin, max_relevant, tables, lists)
     changes = torch.empty((calls, per_call, n if with_changes else 0), dtype=count_dtype(n), device=scores.device)
     written = changes if with_changes else None
     run.gather()
     run.lists = run.lists if lists is None else lists
     run.place(written, again=False)
-    run.terms(FORMS.index(form), tables, lam, written)
+    run.terms(code(form), tables, lam, written)
     losses = run.losses()
     if with_changes:
         run.place(changes, again=True)

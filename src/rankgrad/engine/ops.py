@@ -1,219 +1,168 @@
 """The engines as ops of torch: opaque to torch.compile, with fake kernels, vmap and autograd.
 
-Lists come as ``[calls, lists, n]``: one call is one evaluation of a loss with its own number L of lists
-that count. A plain call has ``calls = 1``; vmap makes each of its elements a call.
+One call is one evaluation of a loss with its own number L of lists that count. A plain call has one; vmap makes
+each of its elements a call.
 """
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
+import inspect
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankgrad.engine import cuda, windowed
+from rankgrad.engine import cuda
 from rankgrad.engine.dispatch import engine_for, has_triton
+from rankgrad.engine.layouts import Ragged, layout_of
 from rankgrad.engine.precision import compute_dtype, count_dtype
 from rankgrad.engine.registration import check_nan, fake_of, is_plain_call, op, vmap_over_calls, waits_for_checks
+from rankgrad.engine.request import Answer, Request
+from rankgrad.engine.spread import moments, spread_of
 
 _BLOCK = 1 << 18  # numbers scaled at a time: they stay in the cache
 
 # ---------------------------------------------------------------------------- reading the arguments
 
 
-def _as_bool(relevance: Tensor, mask: Tensor | None, check_values: bool) -> Tensor:
-    if relevance.dtype == torch.bool:
-        return relevance
-    relevant = relevance != 0
-    if check_values:
+def _ready(request: Request) -> tuple[Request, Tensor | None]:
+    """The request with bool relevance and its spread, values checked; and NaN for lists whose relevance is odd.
+
+    Where checking would wait for the device, odd relevance makes a loss NaN instead.
+    """
+    checked = waits_for_checks(request.scores, request.check_finite)
+    relevance, mask, poison = request.relevance, request.mask, None
+    if relevance.dtype != torch.bool:
+        relevant = relevance != 0
         odd = relevant & (relevance != 1)
-        if bool((odd if mask is None else odd & mask).any()):
+        odd = odd if mask is None else odd & mask
+        if not checked:
+            poison = (layout_of(request).total(odd.long()) > 0).double()
+            poison = poison.masked_fill_(poison > 0, torch.nan)
+        elif bool(odd.any()):
             raise ValueError("relevance: expected only 0 and 1 (or bool), received other values")
-    return relevant
-
-
-def _check_hint(relevant: Tensor, mask: Tensor | None, max_relevant: int | None) -> None:
-    if max_relevant is not None and relevant.numel():
-        most = int((relevant if mask is None else relevant & mask).sum(-1).max())
-        if most > max_relevant:
+        request = request._replace(relevance=relevant)
+    if checked and request.max_relevant is not None and relevance.numel():
+        found = request.relevance if mask is None else request.relevance & mask
+        most = int(layout_of(request).total(found.long()).max())
+        if most > request.max_relevant:
             raise ValueError(
-                f"max_relevant: expected at least {most} (a list has so many), received {max_relevant}"
+                f"max_relevant: expected at least {most} (a list has so many), received {request.max_relevant}"
             )
+    if request.needs_spread and request.spread is None:
+        spread = spread_of(moments(request.scores, mask).unsqueeze(0), request.dtype)
+        request = request._replace(spread=spread)
+    return request, poison
 
 
-# ------------------------------------------------------------------ ranks of the relevant items
+def evaluate(request: Request) -> Answer:
+    """The loss of every list and its gradient, without autograd and past torch's dispatcher."""
+    asked, poison = _ready(request)
+    answer: Answer = engine_for(asked).evaluate(asked)
+    if poison is not None:
+        answer = answer._replace(losses=answer.losses + poison)
+    if waits_for_checks(request.scores, request.check_finite):
+        check_nan(answer.losses, request.tables)
+    return answer
 
 
-@op
-def relevant_ranks(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, check_finite: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Step one of an engine.
-
-    Returns ``above``, ``position``, ``count`` and ``poison``; see
-    :func:`rankgrad.engine.reference.relevant_ranks`.
-    """
-    checked = waits_for_checks(scores, check_finite)
-    out = engine_for(scores).relevant_ranks(scores, _as_bool(relevance, mask, checked), mask, margin)
-    if checked:
-        check_nan(out[3])
-    return out  # type: ignore[no-any-return]
+def _request_op(fn: Any) -> Any:
+    """An op whose arguments are the fields of a request."""
+    # Without defaults: torch leaves out arguments that are equal to them, and a vmap rule finds others in their
+    # place.
+    fields = [one.replace(default=one.empty) for one in inspect.signature(Request).parameters.values()]
+    returned = inspect.signature(fn).return_annotation
+    fn.__signature__ = inspect.Signature(fields, return_annotation=returned)
+    return op(fn)
 
 
-@fake_of("relevant_ranks")
-def _(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, check_finite: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    slots = scores.new_empty(scores.shape, dtype=torch.int64)
-    per_list = scores.new_empty(scores.shape[:-1], dtype=torch.int64)
-    return slots, torch.empty_like(slots), per_list, per_list.double()
+def _evaluate(*fields: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    losses, gradient, divisor, lists = evaluate(Request(*fields))
+    # An op returns nothing of its arguments.
+    return losses, gradient, divisor, lists.clone() if lists is fields[6] else lists
 
 
-torch.library.register_vmap("rankgrad::relevant_ranks", vmap_over_calls(relevant_ranks))
+evaluate_op = _request_op(_evaluate)
 
 
-@op
-def rank_changes(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
-) -> Tensor:
-    """Step two of an engine: how far every item's rank moves; integers, ``[calls, lists, n]``."""
-    engine, relevant = engine_for(scores), _as_bool(relevance, mask, check_values=False)
-    return engine.rank_changes(scores, relevant, mask, margin, position, steps)  # type: ignore[no-any-return]
+@fake_of("evaluate")
+def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    request = Request(*fields)
+    scores = request.scores
+    per_list = scores.new_empty(request.shape, dtype=torch.float64)
+    gradient = scores.shape if request.with_gradient else (*scores.shape[:-1], 0)
+    dtype = request.dtype if request.by_window else count_dtype(scores.shape[-1])
+    lists = scores.new_empty(scores.shape[0], dtype=torch.int64)
+    return per_list, scores.new_empty(gradient, dtype=dtype), torch.empty_like(per_list), lists
 
 
-@fake_of("rank_changes")
-def _(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
-) -> Tensor:
-    return scores.new_empty(scores.shape, dtype=count_dtype(scores.shape[-1]))
+torch.library.register_vmap("rankgrad::evaluate", vmap_over_calls(evaluate_op, whole=[4]))
 
 
-torch.library.register_vmap("rankgrad::rank_changes", vmap_over_calls(rank_changes))
+def _standings(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
+    request, poison = _ready(Request(*fields))
+    above, own, bad = engine_for(request).standings(request)
+    bad = bad if poison is None else bad + poison
+    if waits_for_checks(request.scores, request.check_finite):
+        check_nan(bad)
+    return above, own, bad
 
 
-@op
-def window_gradient(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None,
-    margin: float,
-    position: Tensor,
-    slopes: Tensor,
-    window: float,
-) -> Tensor:
-    """Step two with a fixed score window; see :func:`rankgrad.engine.windowed.window_gradient`."""
-    relevant = _as_bool(relevance, mask, check_values=False)
-    return windowed.window_gradient(scores, relevant, mask, margin, position, slopes, window)
+standings = _request_op(_standings)
 
 
-@fake_of("window_gradient")
-def _(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None,
-    margin: float,
-    position: Tensor,
-    slopes: Tensor,
-    window: float,
-) -> Tensor:
-    return scores.new_empty(scores.shape, dtype=compute_dtype(scores.dtype))
+@fake_of("standings")
+def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+    request = Request(*fields)
+    places = request.scores.new_empty(request.scores.shape, dtype=torch.int64)
+    return places, torch.empty_like(places), places.new_empty(request.shape, dtype=torch.float64)
 
 
-torch.library.register_vmap("rankgrad::window_gradient", vmap_over_calls(window_gradient))
-
-# --------------------------------------------------------------------- the named losses in one op
-
-
-def _list_losses(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None,
-    weights: Tensor | None,
-    form: str,
-    lam: float,
-    margin: float,
-    with_changes: bool,
-    check_finite: bool,
-    max_relevant: int | None,
-    lists: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Loss of every list, and how far Algorithm 1 moves every item's rank.
-
-    ``lists`` (``[calls]``) is how many lists count where some of them are on other processes.
-
-    Returns:
-        ``losses`` (float64 ``[calls, lists]``), ``changes`` (integers ``[calls, lists, n]``, or
-        ``[calls, lists, 0]`` without ``with_changes``), ``items`` (existing items of each list) and
-        ``lists`` (how many lists count, ``[calls]``).
-    """
-    checked = waits_for_checks(scores, check_finite)
-    relevant = _as_bool(relevance, mask, checked)
-    if checked:
-        _check_hint(relevant, mask, max_relevant)
-    everywhere = None if lists is None else lists.clone()
-    out = engine_for(scores).list_losses(
-        scores, relevant, mask, weights, form, lam, margin, with_changes, max_relevant, everywhere
-    )
-    if checked:
-        check_nan(out[0])
-    return out  # type: ignore[no-any-return]
-
-
-list_losses = op(_list_losses)
-
-
-@fake_of("list_losses")
-def _(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None,
-    weights: Tensor | None,
-    form: str,
-    lam: float,
-    margin: float,
-    with_changes: bool,
-    check_finite: bool,
-    max_relevant: int | None,
-    lists: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    calls, rows, n = scores.shape
-    return (
-        scores.new_empty(calls, rows, dtype=torch.float64),
-        scores.new_empty(calls, rows, n if with_changes else 0, dtype=count_dtype(n)),
-        scores.new_empty(calls, rows, dtype=torch.int64),
-        scores.new_empty(calls, dtype=torch.int64),
-    )
-
-
-torch.library.register_vmap("rankgrad::list_losses", vmap_over_calls(list_losses, whole=[3]))
+torch.library.register_vmap("rankgrad::standings", vmap_over_calls(standings, whole=[4]))
 
 # -------------------------------------------------------- one number, and the gradient it stands for
 
 
-def _reduce_lists(
-    scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
+def _reduced(losses: Tensor, lists: Tensor, reduction: str, out: Tensor) -> Tensor:
+    """``[calls, lists]`` losses into ``out``: ``[calls]``, or as they are for ``"none"``."""
+    if reduction == "none":
+        return out.copy_(losses)
+    if losses.is_cuda and losses.numel() and has_triton():
+        cuda.reduce(losses, lists, reduction == "mean", out)
+        return out
+    total = losses.sum(-1)
+    return out.copy_(total / lists.clamp(min=1) if reduction == "mean" else total)
+
+
+@op
+def reduce_lists(
+    scores: Tensor,
+    losses: Tensor,
+    gradient: Tensor,
+    divisor: Tensor,
+    lists: Tensor,
+    offsets: Tensor | None,
+    reduction: str,
 ) -> Tensor:
-    """Reduce list losses; backward, send every score its rank change times ``upstream / (lam n)``.
+    """Reduce list losses; backward, send every score its part of the gradient times what arrives.
 
-    The gradient is Algorithm 1's for the mean at an upstream gradient of one, times whatever arrives:
-    linear, so loss scales and weights leave lambda alone. ``changes`` are rank changes of that mean.
+    The gradient is Algorithm 1's for the mean at an upstream gradient of one, times whatever arrives: linear, so
+    loss scales and weights leave lambda alone. See :class:`rankgrad.engine.request.Answer`.
     """
-    dtype = compute_dtype(scores.dtype)
-    if reduction != "none" and engine_for(scores) is cuda:
-        return cuda.reduce(losses, lists, reduction == "mean", dtype)
-    if reduction == "mean":
-        losses = losses.sum(-1) / lists.clamp(min=1)
-    elif reduction == "sum":
-        losses = losses.sum(-1)
-    return losses.to(dtype, copy=True)
-
-
-reduce_lists = op(_reduce_lists)
+    out = losses.new_empty(losses.shape if reduction == "none" else lists.shape, dtype=compute_dtype(scores.dtype))
+    return _reduced(losses, lists, reduction, out)
 
 
 @fake_of("reduce_lists")
 def _(
-    scores: Tensor, losses: Tensor, changes: Tensor, items: Tensor, lists: Tensor, lam: float, reduction: str
+    scores: Tensor,
+    losses: Tensor,
+    gradient: Tensor,
+    divisor: Tensor,
+    lists: Tensor,
+    offsets: Tensor | None,
+    reduction: str,
 ) -> Tensor:
     shape = losses.shape if reduction == "none" else lists.shape
     return scores.new_empty(shape, dtype=compute_dtype(scores.dtype))
@@ -223,33 +172,28 @@ def _(
 def reduce_lists_backward(
     upstream: Tensor,
     losses: Tensor,
-    changes: Tensor,
-    items: Tensor,
+    gradient: Tensor,
+    divisor: Tensor,
     lists: Tensor,
-    lam: float,
+    offsets: Tensor | None,
     reduction: str,
     dtype: torch.dtype,
 ) -> Tensor:
     """The gradient with respect to the scores, rounded once to their dtype."""
-    out = torch.empty_like(changes, dtype=dtype)
-    _scale(changes, upstream, losses, items, lists, lam, reduction, out)
+    out = torch.empty_like(gradient, dtype=dtype)
+    scale(Answer(losses, gradient, divisor, lists), upstream, reduction, out, offsets)
     return out
 
 
-def _scale(
-    changes: Tensor,
-    upstream: Tensor,
-    losses: Tensor,
-    items: Tensor,
-    lists: Tensor,
-    lam: float,
-    reduction: str,
-    out: Tensor,
-) -> None:
-    """``changes * upstream / (lam n)`` into ``out``, which may be the memory of ``changes``."""
-    whole = not changes.is_floating_point() and out.dtype != torch.float64 and out.numel() > 0
-    if changes.is_cuda and whole and has_triton():
-        cuda.scale(changes, upstream, losses, items, lists, lam, reduction, out)
+def scale(answer: Answer, upstream: Tensor, reduction: str, out: Tensor, offsets: Tensor | None = None) -> None:
+    """The gradient at what arrives, into ``out``, which may be the memory of the answer's gradient.
+
+    Args:
+        upstream: ``[calls]``, or ``[calls, lists]`` for the reduction ``"none"``.
+    """
+    losses, gradient, divisor, lists = answer
+    if gradient.is_cuda and offsets is None and out.dtype != torch.float64 and out.numel() and has_triton():
+        cuda.scale(answer, upstream, reduction, out)
         return
     factor = upstream.double()
     if reduction != "mean":
@@ -257,29 +201,30 @@ def _scale(
     if reduction != "none":
         factor = factor.unsqueeze(-1)
     # A list whose loss is NaN must not send a harmless-looking gradient: 0 * NaN is NaN.
-    factor = factor / (lam * items.clamp(min=1).double()) + 0 * losses
-    factor = factor.to(compute_dtype(out.dtype)).unsqueeze(-1)
-    if changes.is_floating_point():  # nothing to cast
-        torch.mul(changes, factor, out=out)
+    factor = (factor / divisor + 0 * losses).to(compute_dtype(out.dtype))
+    if offsets is None:
+        factor = factor.unsqueeze(-1)
+    else:
+        factor = Ragged(offsets, gradient.shape[-1]).per_item(factor)
+    if gradient.is_floating_point() or offsets is not None:  # nothing to cast
+        torch.mul(gradient, factor, out=out)
         return
     width = max(1, _BLOCK // max(1, factor.numel()))
-    for start in range(0, changes.shape[-1], width):  # on the CPU torch would cast all of the integers first
+    for start in range(0, gradient.shape[-1], width):  # on the CPU torch would cast all of the integers first
         part = slice(start, start + width)
-        torch.mul(changes[..., part], factor, out=out[..., part])
+        torch.mul(gradient[..., part], factor, out=out[..., part])
 
 
-def _may_take_over(changes: Tensor, upstream: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the gradient may replace the rank changes in their own memory, in backward.
+def _may_take_over(gradient: Tensor, upstream: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the scaled gradient may replace the answer's in its own memory, in backward.
 
-    Only if nobody will come back for them (no retain_graph), and not while torch.compile traces (inductor
-    plans memory itself) or a batch of gradients arrives, each of which needs them. It halves the memory of a
-    backward pass.
+    Only if it is not needed again (no retain_graph), and not while torch.compile traces (inductor plans memory
+    itself) or a batch of gradients arrives, each of which needs it. It halves the memory of a backward pass.
     """
     return (
-        is_plain_call(changes)
+        is_plain_call(gradient)
         and not torch._C._functorch.is_legacy_batchedtensor(upstream)  # of is_grads_batched
-        and changes.dtype == torch.int32
-        and dtype == torch.float32
+        and gradient.dtype.itemsize == dtype.itemsize == 4
         and not torch._C._autograd._get_current_graph_task_keep_graph()
     )
 
@@ -288,42 +233,41 @@ def _may_take_over(changes: Tensor, upstream: Tensor, dtype: torch.dtype) -> boo
 def _(
     upstream: Tensor,
     losses: Tensor,
-    changes: Tensor,
-    items: Tensor,
+    gradient: Tensor,
+    divisor: Tensor,
     lists: Tensor,
-    lam: float,
+    offsets: Tensor | None,
     reduction: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    return torch.empty_like(changes, dtype=dtype)
+    return torch.empty_like(gradient, dtype=dtype)
 
 
 def _reduce_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    scores, losses, changes, items, lists, ctx.lam, ctx.reduction = inputs
-    ctx.save_for_backward(losses, changes, items, lists)
+    scores, *answer, offsets, ctx.reduction = inputs
+    ctx.save_for_backward(*answer, offsets)
     ctx.dtype, ctx.shape = scores.dtype, scores.shape
 
 
 def _reduce_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    losses, changes, items, lists = ctx.saved_tensors
+    *parts, offsets = ctx.saved_tensors
+    answer = Answer(*parts)
     grad_scores = grad_losses = None
     if ctx.needs_input_grad[0]:
-        if changes.shape != ctx.shape:
-            raise AssertionError("rank changes were not computed for scores that need a gradient")
-        if _may_take_over(changes, upstream, ctx.dtype):
-            grad_scores = changes.view(ctx.dtype)
-            _scale(changes, upstream, losses, items, lists, ctx.lam, ctx.reduction, grad_scores)
+        if answer.gradient.shape != ctx.shape:
+            raise AssertionError("no gradient was computed for scores that need one")
+        if _may_take_over(answer.gradient, upstream, ctx.dtype):
+            grad_scores = answer.gradient.view(ctx.dtype)
+            scale(answer, upstream, ctx.reduction, grad_scores, offsets)
         else:
-            grad_scores = reduce_lists_backward(
-                upstream, losses, changes, items, lists, ctx.lam, ctx.reduction, ctx.dtype
-            )
+            grad_scores = reduce_lists_backward(upstream, *answer, offsets, ctx.reduction, ctx.dtype)
     if ctx.needs_input_grad[1]:  # the losses may hang on parameters of their own (rank_loss)
         share = upstream.double()
         if ctx.reduction != "none":
-            share = share.unsqueeze(-1).expand(losses.shape)
+            share = share.unsqueeze(-1).expand(answer.losses.shape)
         if ctx.reduction == "mean":
-            share = share / lists.clamp(min=1).unsqueeze(-1)
-        grad_losses = share.to(losses.dtype)
+            share = share / answer.lists.clamp(min=1).unsqueeze(-1)
+        grad_losses = share.to(answer.losses.dtype)
     return grad_scores, grad_losses, None, None, None, None, None
 
 
@@ -334,26 +278,27 @@ torch.library.register_vmap("rankgrad::reduce_lists_backward", vmap_over_calls(r
 # ------------------------------------------------------------------- both in one, for an eager call
 
 
-class _NamedLoss(torch.autograd.Function):
-    """:func:`list_losses` and :func:`reduce_lists` as one step of autograd, past torch's dispatcher."""
+class _ListLoss(torch.autograd.Function):
+    """:func:`evaluate` and :func:`reduce_lists` as one step of autograd, past torch's dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, reduction: str, *arguments: Any) -> Tensor:
-        relevance, mask, weights, form, lam, *rest = arguments
-        rows, relevance = as_lists(scores), as_lists(relevance)
-        mask = None if mask is None else as_lists(mask)
-        losses, changes, items, lists = _list_losses(rows, relevance, mask, weights, form, lam, *rest)
-        out = _reduce_lists(rows, losses, changes, items, lists, lam, reduction)
-        _reduce_setup(ctx, (rows, losses, changes, items, lists, lam, reduction), out)
-        ctx.scores_shape, ctx.upstream_shape = scores.shape, out.shape
-        return out.reshape(scores.shape[:-1] if reduction == "none" else ())
+    def forward(ctx: Any, scores: Tensor, request: Request, reduction: str) -> Tensor:
+        answer = evaluate(request)
+        # Its own memory and no view: a caller may write `loss *= 0.5`.
+        shape, reduced = _list_shape(scores, request), answer.losses.shape
+        if reduction != "none":
+            shape, reduced = (), answer.lists.shape
+        out = torch.empty(shape, dtype=request.dtype, device=scores.device)
+        _reduced(answer.losses, answer.lists, reduction, out.view(reduced))
+        _reduce_setup(ctx, (request.scores, *answer, request.offsets, reduction), out)
+        ctx.scores_shape, ctx.upstream_shape = scores.shape, reduced
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None]:
         grad = _reduce_backward(ctx, upstream.reshape(ctx.upstream_shape))[0]
-        grad = None if grad is None else grad.reshape(ctx.scores_shape)
-        return grad, *[None] * (len(ctx.needs_input_grad) - 1)
+        return None if grad is None else grad.reshape(ctx.scores_shape), None, None
 
 
 def as_lists(tensor: Tensor) -> Tensor:
@@ -361,25 +306,17 @@ def as_lists(tensor: Tensor) -> Tensor:
     return tensor.reshape(1, math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
-def named_loss(
-    scores: Tensor, reduction: str, relevance: Tensor, mask: Tensor | None, weights: Tensor | None, form: str,
-    lam: float, *arguments: Any,
-) -> Tensor:  # fmt: skip
-    """Reduced loss of ``[..., n]`` scores, all lists of one call, with its gradient.
+def _list_shape(scores: Tensor, request: Request) -> tuple[int, ...]:
+    return tuple(scores.shape[:-1]) if request.offsets is None else (request.offsets.shape[1] - 1,)
 
-    ``arguments`` are those of :func:`list_losses` after ``lam``.
-    """
+
+def list_loss(scores: Tensor, request: Request, reduction: str) -> Tensor:
+    """The loss of a call, differentiable with respect to ``scores``, which the request holds detached."""
     if is_plain_call(scores):
-        return _NamedLoss.apply(  # type: ignore[no-any-return]
-            scores, reduction, relevance, mask, weights, form, lam, *arguments
-        )
-    rows = as_lists(scores)
-    exists = None if mask is None else as_lists(mask)
-    losses, changes, items, lists = list_losses(
-        rows.detach(), as_lists(relevance), exists, weights, form, lam, *arguments
-    )
-    loss: Tensor = reduce_lists(rows, losses, changes, items, lists, lam, reduction)
-    return loss.reshape(scores.shape[:-1] if reduction == "none" else ())
+        return _ListLoss.apply(scores, request, reduction)  # type: ignore[no-any-return]
+    answer = evaluate_op(*request)
+    loss: Tensor = reduce_lists(scores.reshape(request.scores.shape), *answer, request.offsets, reduction)
+    return loss.reshape(_list_shape(scores, request) if reduction == "none" else ())
 
 
 # ------------------------------------------------------------------------------------ a question

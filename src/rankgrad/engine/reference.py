@@ -1,111 +1,118 @@
-"""The plain sort-based engine: oracle, fallback and benchmark baseline. Any device, any dtype.
+"""The plain sort-based engine: oracle, fallback and benchmark baseline. Any device, any dtype, ragged lists too.
 
-Both steps rank whole lists with :func:`pessimistic_ranks`: Algorithm 1 as it is written.
+Whole lists are ranked before and after the relevant scores have moved: Algorithm 1 as it is written.
 """
-
-import sys
 
 import torch
 from torch import Tensor
 
-from rankgrad.engine import stepwise
-from rankgrad.engine.precision import compute_dtype, count_dtype
+from rankgrad.engine import forms
+from rankgrad.engine.layouts import Layout, layout_of
+from rankgrad.engine.precision import count_dtype
+from rankgrad.engine.request import Answer, Request
 
 
-def shifted(scores: Tensor, relevant: Tensor, margin: float) -> Tensor:
+def shifted(request: Request, relevant: Tensor) -> Tensor:
     """Scores after the margin: irrelevant items up by half of it, relevant items down."""
-    half = torch.full((), margin / 2, dtype=compute_dtype(scores.dtype), device=scores.device)
-    return scores.to(half.dtype) + torch.where(relevant, -half, half)
+    half = request.half_margin()
+    if isinstance(half, Tensor):
+        half = half.reshape(-1, *[1] * (relevant.ndim - 1))
+    else:
+        half = torch.full((), half, dtype=request.dtype, device=relevant.device)
+    return request.scores.to(request.dtype) + torch.where(relevant, -half, half)
 
 
-def pessimistic_ranks(values: Tensor, relevant: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
-    """Rank in the whole list and among the relevant items; 1 is best.
-
-    Ties: irrelevant items first, then by index. Items that do not exist come last.
-    """
-    # Lexicographic order by two stable sorts: the last key first.
-    kind = relevant.to(torch.int8).masked_fill(~exists, 2)
-    order = torch.argsort(kind, dim=-1, stable=True)
-    values = values.masked_fill(~exists, -torch.inf)
-    by_value = torch.argsort(values.gather(-1, order), dim=-1, descending=True, stable=True)
-    order = order.gather(-1, by_value)
-    place = torch.arange(1, values.shape[-1] + 1, device=values.device).expand(order.shape)
-    own = relevant.gather(-1, order).cumsum(-1)
-    rank = torch.empty_like(order).scatter_(-1, order, place)
-    return rank, torch.empty_like(own).scatter_(-1, order, own)
-
-
-def _exists(scores: Tensor, mask: Tensor | None) -> Tensor:
-    return torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-
-
-def relevant_ranks(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Step one: where the relevant items stand.
-
-    Args:
-        scores: ``[calls, lists, n]``.
-        relevance: bool.
-        mask: bool, or None if all items exist.
-        margin: Score margin.
-
-    Returns:
-        ``above``: irrelevant items at or above each relevant item, best first, ``[calls, lists, n]``
-        (0 in slots without one); ``position``: the index in the list of the item in each slot (``n``
-        where there is none); ``count``: relevant items of each list, ``[calls, lists]``; ``poison``: to be
-        added to each list's result, float64, NaN where a score is NaN and 0 elsewhere.
-    """
-    n = scores.shape[-1]
-    exists = _exists(scores, mask)
-    relevant = relevance & exists
-    rank, own = pessimistic_ranks(shifted(scores, relevant, margin), relevant, exists)
-    slot = torch.where(relevant, own - 1, n)
-    above = rank.new_zeros(*rank.shape[:-1], n + 1).scatter_(-1, slot, rank - own)
-    index = torch.arange(n, device=scores.device).expand(rank.shape)
-    position = torch.full_like(above, n).scatter_(-1, slot, index)
-    position[..., n] = n
-    count = relevant.sum(-1)
-    poison = torch.zeros_like(count, dtype=torch.float64)
-    poison.masked_fill_((scores.isnan() & exists).any(-1), torch.nan)
-    return above[..., :n].contiguous(), position[..., :n].contiguous(), count, poison
+def evaluate(request: Request) -> Answer:
+    """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
+    lists = layout_of(request)
+    scores, mask = request.scores, request.mask
+    exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    relevant = request.relevance & exists
+    y = shifted(request, relevant)
+    before = lists.order(y, relevant, exists)
+    rank, own = lists.ranks(before), lists.ranks_among(relevant, before)
+    above = (rank - own).where(relevant, 0)
+    count, items = lists.total(relevant.long()), lists.total(exists.long())
+    counting = (count > 0).sum(-1) if request.lists is None else request.lists
+    values, slopes = forms.terms(request.form, request.tables, above, own)
+    poison = lists.total((scores.isnan() & exists).long()) > 0
+    losses = (lists.total(values.where(relevant, 0)) / count.clamp(min=1)).masked_fill(poison, torch.nan)
+    by_window = request.by_window
+    if by_window:
+        divisor = (counting.clamp(min=1).double() * request.window()).unsqueeze(-1).expand(losses.shape)
+    else:
+        divisor = request.strength * items.clamp(min=1).double()
+    if not request.with_gradient:
+        nothing = scores.new_empty(0, dtype=request.dtype if by_window else count_dtype(scores.shape[-1]))
+        return Answer(losses, nothing.expand(*scores.shape[:-1], 0), divisor.contiguous(), counting)
+    if by_window:
+        gradient = _window_gradient(request, lists, y, relevant, exists, before, above, slopes, count)
+    else:
+        scale = (
+            request.strength * items.double() / counting.clamp(min=1).double().unsqueeze(-1) / count.clamp(min=1)
+        )
+        steps = (lists.per_item(scale) * slopes).where(relevant, 0).to(y.dtype)
+        gradient = lists.ranks(lists.order(y + steps, relevant, exists)) - rank
+        gradient = gradient.masked_fill_(~exists, 0).to(count_dtype(scores.shape[-1]))
+    return Answer(losses, gradient, divisor.contiguous(), counting)
 
 
-def rank_changes(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, position: Tensor, steps: Tensor
+def _window_gradient(
+    request: Request,
+    lists: Layout,
+    y: Tensor,
+    relevant: Tensor,
+    exists: Tensor,
+    before: Tensor,
+    above: Tensor,
+    slopes: Tensor,
+    count: Tensor,
 ) -> Tensor:
-    """Step two: how far every item's rank moves when each relevant score moves by its step.
+    """Sums of the slopes of the relevant items that pass, or are passed, when all of them move up by the window.
 
-    Args:
-        position: From :func:`relevant_ranks`.
-        steps: Score step of the item in each slot, compute dtype, ``[calls, lists, n]``.
+    With a lambda of its own for each relevant item, ``window / slope_i``, all of them move equally far:
+
+        gradient_i = -slope_i / p * (irrelevant j with y_i <= y_j < y_i + window)
+        gradient_j = sum over the relevant i with y_i <= y_j < y_i + window of slope_i / p
+
+    The sums are those of integers, slopes in units of a power of two: every engine, in any order, has the same
+    bits.
+    """
+    window = request.window()
+    if isinstance(window, Tensor):
+        window = window.reshape(-1, *[1] * (y.ndim - 1))
+    moved = torch.where(relevant, y + torch.as_tensor(window, device=y.device).to(y.dtype), y)
+    after = lists.order(moved, relevant, exists)
+    passed = above - (lists.ranks(after) - lists.ranks_among(relevant, after))
+    slopes = slopes.where(relevant & (above > 0), 0)
+    exponent = _exponent(lists.largest(slopes.abs()), count)
+    units = torch.ldexp(slopes, lists.per_item(exponent)).long()
+    sums = lists.sums_above(units, after) - lists.sums_above(units, before)
+    others = torch.ldexp(sums.double(), -lists.per_item(exponent))
+    gradient = torch.where(relevant, -(slopes * passed), others) / lists.per_item(count.clamp(min=1))
+    return gradient.where(exists, 0).to(y.dtype)
+
+
+def _exponent(top: Tensor, count: Tensor) -> Tensor:
+    """Slopes times two to this power are summed as integers: as many bits as p of them leave room for."""
+    bits = torch.frexp(count.double()).exponent  # of a count: how many bits it has
+    return 61 - bits - torch.frexp(top).exponent.clamp(min=-900)
+
+
+def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the relevant items stand: what metrics are made of.
 
     Returns:
-        Rank after minus rank before, ``[calls, lists, n]``, 0 for items that do not exist.
+        ``above``, irrelevant items at or above a relevant one, and ``own``, its rank among the relevant ones (0 in
+        places without one), both int64 in the shape of the scores, each list's in any order; ``poison``, float64
+        ``[calls, lists]``: NaN where a score is NaN, else 0.
     """
-    n = scores.shape[-1]
-    exists = _exists(scores, mask)
-    relevant = relevance & exists
-    before = shifted(scores, relevant, margin)
-    move = before.new_zeros(*before.shape[:-1], n + 1).scatter_(-1, position, steps)[..., :n]
-    old, _ = pessimistic_ranks(before, relevant, exists)
-    new, _ = pessimistic_ranks(before + move, relevant, exists)
-    return (new - old).masked_fill_(~exists, 0).to(count_dtype(n))
-
-
-def list_losses(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None,
-    weights: Tensor | None,
-    form: str,
-    lam: float,
-    margin: float,
-    with_changes: bool,
-    max_relevant: int | None = None,
-    lists: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
-    return stepwise.list_losses(
-        sys.modules[__name__], scores, relevance, mask, weights, form, lam, margin, with_changes, lists
-    )
+    lists = layout_of(request)
+    scores, mask = request.scores, request.mask
+    exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    relevant = request.relevance & exists
+    order = lists.order(shifted(request, relevant), relevant, exists)
+    own = lists.ranks_among(relevant, order)
+    bad = lists.total((scores.isnan() & exists).long()) > 0
+    poison = torch.zeros_like(bad, dtype=torch.float64).masked_fill_(bad, torch.nan)
+    return (lists.ranks(order) - own).where(relevant, 0), own.where(relevant, 0), poison

@@ -67,9 +67,10 @@ def vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Callab
 
 
 def is_plain_call(tensor: Tensor) -> bool:
-    """Whether nobody is looking: no torch.compile, no transform of torch.func, no mode, no subclass of Tensor.
+    """Whether a call need not be visible to torch: no torch.compile, no transform of torch.func, no mode, no
+    subclass of Tensor.
 
-    Then a call need not pass through torch's dispatcher, which costs more than the launches of a small loss.
+    Then it need not pass through torch's dispatcher, which costs more than the launches of a small loss.
     """
     return (
         not torch.compiler.is_compiling()
@@ -88,9 +89,11 @@ class NotANumberError(ValueError):
     """Some scores are NaN."""
 
 
-def check_nan(per_list: Tensor) -> None:
-    """The engines mark lists whose scores have a NaN among existing items."""
+def check_nan(per_list: Tensor, tables: Tensor | None = None) -> None:
+    """The engines mark lists whose scores have a NaN among existing items. Or a given W is NaN at a count."""
     if bool(per_list.isnan().any()):
+        if tables is not None and bool(tables.isnan().any()):
+            raise ValueError("weight: expected numbers, received NaN (as W at a count, or its slope)")
         raise NotANumberError(
             "scores: expected no NaN, received some (in scores or the embeddings they come from)"
         )

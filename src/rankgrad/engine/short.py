@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.engine.forms import FORMS, weight_tables
+from rankgrad.engine.forms import code
 from rankgrad.engine.launching import Launcher, Plan, kinds, programs
 from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
@@ -56,12 +56,12 @@ def list_losses(
     max_relevant: int | None = None,
     lists: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both steps and the loss between them; see :func:`rankgrad.engine.stepwise.list_losses`."""
+    """Both steps and the loss between them; see :class:`rankgrad.engine.request.Answer`."""
     calls, per_call, n = scores.shape
     rows, masked, device = calls * per_call, mask is not None, scores.device
     scores, relevance = scores.contiguous(), as_bytes(relevance)
     exists = relevance if mask is None else as_bytes(mask)
-    tables = None if weights is None else torch.stack(weight_tables(weights))
+    tables = weights
     key = kinds(scores, relevance, exists if masked else None, lists, tables)
     plan = _plan(device, rows, n, min(n, max_relevant or n), with_changes, per_call, *key)
     launch = Launcher(plan, device)
@@ -77,7 +77,7 @@ def list_losses(
         kernels().rank_lists, (plan.programs, 1), scores, relevance, exists, plan.counts, items, plan.first_group,
         counting, losses if tables is None else tables, losses, changes if with_changes else items, plan.ranks,
         rows, n, half_of(margin), bits(lam), 0 if tables is None else tables.shape[1], per_call,
-        FORM=FORMS.index(form), WRITE=with_changes, MASKED=masked, FEW=4, ROWS=plan.group,
+        FORM=code(form), WRITE=with_changes, MASKED=masked, FEW=4, ROWS=plan.group,
         GIVEN=lists is not None, BLOCK=plan.block,
     )  # fmt: skip
     return losses, changes, items, counting

@@ -8,6 +8,7 @@ from torch import Tensor
 from rankgrad import _check
 from rankgrad.losses._lists import loss_of_lists
 from rankgrad.losses.embedding import EmbeddingLoss
+from rankgrad.reach import Margin
 
 
 def average_precision_loss(
@@ -16,13 +17,14 @@ def average_precision_loss(
     *,
     lam: float | None = None,
     window: float | None = None,
-    margin: float = 0.0,
+    margin: Margin = 0.0,
     log: bool = False,
     mask: Tensor | None = None,
     reduction: str = "mean",
     check_finite: bool = False,
     max_relevant: int | None = None,
     lists: Tensor | None = None,
+    spread: Tensor | None = None,
 ) -> Tensor:
     r"""One minus average precision.
 
@@ -66,6 +68,7 @@ def average_precision_loss(
         check_finite=check_finite,
         max_relevant=max_relevant,
         lists=lists,
+        spread=spread,
     )
 
 
@@ -73,8 +76,9 @@ def mean_average_precision_loss(
     scores: Tensor,
     relevance: Tensor,
     *,
-    lam: float,
-    margin: float = 0.0,
+    lam: float | None = None,
+    window: float | None = None,
+    margin: Margin = 0.0,
     log: bool = False,
     mask: Tensor | None = None,
     check_finite: bool = False,
@@ -96,6 +100,7 @@ def mean_average_precision_loss(
         scores.T,
         relevance.T,
         lam=lam,
+        window=window,
         margin=margin,
         log=log,
         mask=None if mask is None else mask.T,
@@ -108,8 +113,9 @@ def pooled_average_precision_loss(
     scores: Tensor,
     relevance: Tensor,
     *,
-    lam: float,
-    margin: float = 0.0,
+    lam: float | None = None,
+    window: float | None = None,
+    margin: Margin = 0.0,
     log: bool = False,
     mask: Tensor | None = None,
     check_finite: bool = False,
@@ -124,6 +130,7 @@ def pooled_average_precision_loss(
         scores.flatten(),
         relevance.flatten(),
         lam=lam,
+        window=window,
         margin=margin,
         log=log,
         mask=None if mask is None else mask.flatten(),

@@ -11,6 +11,7 @@ from torch import Tensor
 from rankgrad import _check
 from rankgrad.losses._lists import loss_of_lists
 from rankgrad.losses.embedding import EmbeddingLoss
+from rankgrad.reach import Margin
 
 Weight = str | Tensor | Callable[[Tensor], Tensor]
 
@@ -34,13 +35,14 @@ def recall_loss(
     *,
     lam: float | None = None,
     window: float | None = None,
-    margin: float = 0.0,
+    margin: Margin = 0.0,
     weight: Weight = "log",
     mask: Tensor | None = None,
     reduction: str = "mean",
     check_finite: bool = False,
     max_relevant: int | None = None,
     lists: Tensor | None = None,
+    spread: Tensor | None = None,
 ) -> Tensor:
     r"""Recall at every K at once: how many irrelevant items stand above each relevant one.
 
@@ -95,6 +97,7 @@ def recall_loss(
         check_finite=check_finite,
         max_relevant=max_relevant,
         lists=lists,
+        spread=spread,
     )
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.engine import forms, ops, rank_ops
+from rankgrad.engine import ops, rank_ops
 from rankgrad.engine.precision import compute_dtype
+from rankgrad.engine.request import Request
 
 GAINS = ("linear", "exponential")
 
@@ -24,25 +25,20 @@ def _reduce(values: Tensor, counts: Tensor, reduction: str) -> Tensor:
 
 
 class _RankedLists:
-    """Where the relevant items of each list stand, best first."""
+    """Where the relevant items of each list stand; sums over places without one are left out."""
 
     def __init__(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> None:
         scores = _check.floating("scores", scores).detach()
         relevance = _check.relevance(relevance, scores)
         mask = _check.mask(mask, scores)
-        shape = (1, math.prod(scores.shape[:-1]), scores.shape[-1])
-        above, _, count, poison = ops.relevant_ranks(
-            scores.reshape(shape),
-            relevance.reshape(shape),
-            None if mask is None else mask.reshape(shape),
-            0.0,
-            False,
+        request = Request(
+            ops.as_lists(scores), ops.as_lists(relevance), None if mask is None else ops.as_lists(mask)
         )
-        self.above = above.reshape(scores.shape)
-        self.count = count.reshape(scores.shape[:-1])
-        self.in_use = forms.in_use(self.count, scores.shape[-1])
-        self.own = torch.arange(1, scores.shape[-1] + 1, dtype=torch.float64, device=scores.device)
-        self.rank = self.own + self.above
+        above, own, poison = ops.standings(*request)
+        self.above, self.own = above.reshape(scores.shape), own.reshape(scores.shape)
+        self.in_use = self.own > 0
+        self.count = self.in_use.sum(-1)
+        self.rank = (self.own + self.above).clamp(min=1).double()
         self._poison = poison.reshape(self.count.shape)
         self._dtype = compute_dtype(scores.dtype)
 
@@ -118,7 +114,7 @@ def reciprocal_rank(
 ) -> Tensor:
     """One over the rank of the best relevant item; the mean is MRR."""
     at = _RankedLists(scores, relevance, mask)
-    best = (1 / at.rank).where(at.in_use & (at.own == 1), 0).sum(-1)
+    best = (1 / at.rank).where(at.own == 1, 0).sum(-1)
     return at.reduce(best, reduction)
 
 

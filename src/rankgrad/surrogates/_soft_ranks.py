@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rankgrad.engine.reference import pessimistic_ranks
+from rankgrad.engine.layouts import Rows
 from rankgrad.surrogates._lists import Lists
 
 #: A soft rank may fall below 1 where its method errs; only a division by (nearly) nothing is kept away.
@@ -17,7 +17,8 @@ def average_precision_losses(lists: Lists, ranks: Tensor) -> Tensor:
     :math:`\tilde r_i` are the soft ranks ``[lists, n]``; :math:`r^+_i`, the rank among the relevant items, is
     exact and held constant, as in our own AP loss. Soft ranks that are too small can bring the loss below 0.
     """
-    _, own = pessimistic_ranks(lists.scores.detach(), lists.relevant, lists.exists)
+    rows = Rows()
+    own = rows.ranks_among(lists.relevant, rows.order(lists.scores.detach(), lists.relevant, lists.exists))
     precision = own.to(ranks.dtype) / ranks.clamp(min=_LEAST_RANK)
     count = lists.relevant.sum(-1)
     return 1 - precision.where(lists.relevant, 0).sum(-1) / count.clamp(min=1)

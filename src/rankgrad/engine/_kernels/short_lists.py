@@ -263,21 +263,20 @@ def reduce_losses(losses, lists, out, per_call, MEAN: tl.constexpr, BLOCK: tl.co
     tl.store(out + call, result)
 
 
-@triton.jit(do_not_specialize=["lam_bits"])
+@triton.jit
 def scale_changes(
     changes,
     upstream,
     losses,
-    items,
+    divisor,
     lists,
     out,
     n,
     per_call,
-    lam_bits,
     REDUCTION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rank changes times ``upstream / (lam n)``: the gradient, rounded once to the dtype of ``out``.
+    """An answer's gradient times ``upstream / divisor``, rounded once to the dtype of ``out``.
 
     REDUCTION: 0 mean, 1 sum, 2 none. ``out`` may be the memory of ``changes``.
     """
@@ -286,7 +285,7 @@ def scale_changes(
     factor = tl.load(upstream + (row if REDUCTION == 2 else call)).to(tl.float64)
     if REDUCTION != 0:
         factor = factor * tl.load(lists + call).to(tl.float64)
-    factor = factor / (as_float64(lam_bits) * tl.maximum(tl.load(items + row), 1).to(tl.float64))
+    factor = factor / tl.load(divisor + row)
     loss = tl.load(losses + row)
     # a list whose loss is NaN must not send a harmless-looking gradient
     factor = tl.where(loss == loss, factor, float("nan")).to(tl.float32)

@@ -1,0 +1,62 @@
+"""How far a relevant item looks up, and the margin: given in numbers, or taken from the spread of the scores."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from rankgrad import _check
+
+#: Where neither ``lam`` nor ``window`` is given, the window is this share of the spread of the scores.
+WINDOW_SHARE = 1.0
+#: The margin ``"auto"`` is this share of the spread.
+MARGIN_SHARE = 0.5
+
+Margin = float | str
+
+
+class Reach(NamedTuple):
+    """``lam``, ``window`` or ``share`` (of the spread), and its number."""
+
+    kind: str
+    strength: float
+
+
+def reach_of(lam: Any, window: Any, dtype: torch.dtype | None = None) -> Reach:
+    """Check ``lam`` and ``window``: one of them, or neither for the automatic reach.
+
+    Args:
+        dtype: The compute dtype, in which a window must be a number too; None if it is not known yet.
+    """
+    if lam is not None and window is not None:
+        raise ValueError(f"lam, window: expected one of them, received lam={lam!r} and window={window!r}")
+    if lam is not None:
+        return Reach("lam", _check.lam(lam))
+    if window is None:
+        return Reach("share", WINDOW_SHARE)
+    number = _check.positive("window", window)
+    if not 1e-30 <= number <= _largest(dtype):
+        raise _check.fail("window", f"a number from 1e-30 to {_largest(dtype):.1e}", window)
+    return Reach("window", number)
+
+
+def margin_of(margin: Any, dtype: torch.dtype | None = None) -> tuple[float, bool]:
+    """Check a margin: its number, and whether that is a share of the spread."""
+    if isinstance(margin, str):
+        _check.one_of("margin", margin, ("auto",))
+        return MARGIN_SHARE, True
+    number = _check.non_negative("margin", margin)
+    if number > _largest(dtype):
+        raise _check.fail("margin", f"a number up to {_largest(dtype):.1e}", margin)
+    return number, False
+
+
+def _largest(dtype: torch.dtype | None) -> float:
+    return torch.finfo(torch.float64 if dtype is None else dtype).max
+
+
+def text_of(lam: float | None, window: float | None, margin: Margin) -> str:
+    """For the ``extra_repr`` of a Module."""
+    given = [f"lam={lam}"] if lam is not None else [f"window={window}"] if window is not None else []
+    return ", ".join([*given, f"margin={margin!r}"])
