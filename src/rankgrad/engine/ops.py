@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankgrad.engine import cuda
 from rankgrad.engine.dispatch import engine_for, has_triton
-from rankgrad.engine.layouts import Ragged, layout_of
+from rankgrad.engine.layouts import Ragged, Rows, layout_of
 from rankgrad.engine.precision import compute_dtype, count_dtype
 from rankgrad.engine.registration import check_nan, fake_of, is_plain_call, op, vmap_over_calls, waits_for_checks
 from rankgrad.engine.request import Answer, Request
@@ -202,10 +202,7 @@ def scale(answer: Answer, upstream: Tensor, reduction: str, out: Tensor, offsets
         factor = factor.unsqueeze(-1)
     # A list whose loss is NaN must not send a harmless-looking gradient: 0 * NaN is NaN.
     factor = (factor / divisor + 0 * losses).to(compute_dtype(out.dtype))
-    if offsets is None:
-        factor = factor.unsqueeze(-1)
-    else:
-        factor = Ragged(offsets, gradient.shape[-1]).per_item(factor)
+    factor = (Rows() if offsets is None else Ragged(offsets, gradient.shape[-1])).per_item(factor)
     if gradient.is_floating_point() or offsets is not None:  # nothing to cast
         torch.mul(gradient, factor, out=out)
         return

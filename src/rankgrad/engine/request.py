@@ -9,7 +9,7 @@ from torch import Tensor
 from rankgrad.engine.precision import compute_dtype
 
 #: How far a relevant item looks up: by Algorithm 1 with a lambda, by a fixed window of score, or by a window that
-is #: a share of the spread of the scores.
+#: is a share of the spread of the scores.
 REACHES = ("lam", "window", "share")
 
 
@@ -82,8 +82,8 @@ class Request(NamedTuple):
         return (self.spread * (self.margin / 2)).to(self.dtype)
 
     def window(self) -> float | Tensor:
-        """How far every relevant item looks up: a number, or ``[calls]`` in float64, rounded to the compute
-        dtype.""" if self.reach == "window":
+        """How far relevant items look up: a number, or float64 ``[calls]`` rounded to the compute dtype."""
+        if self.reach == "window":
             return self.strength
         assert self.spread is not None and self.reach == "share"
         return (self.spread * self.strength).to(self.dtype).double()
