@@ -1,0 +1,299 @@
+"""The metrics of :mod:`rankgrad.metrics` as ``torchmetrics.Metric``: updated by batches, synced over processes.
+
+``update(preds, target, indexes)`` as in torchmetrics' retrieval metrics: ``indexes`` says which query a score
+belongs to, in any order and over any number of batches and processes. Unlike there, scores may have any sign, ties
+count against the model, and all queries are computed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankgrad import _check, metrics
+
+try:
+    from torchmetrics import Metric
+except ImportError as error:
+    raise ImportError(
+        "rankgrad.integrations.torchmetrics needs torchmetrics: pip install 'rankgrad[torchmetrics]'"
+    ) from error
+
+ACTIONS = ("skip", "neg", "pos", "error")
+
+
+class _Collected(Metric):
+    """States that are lists of tensors, joined over batches and processes.
+
+    Args:
+        states: The name of each and a tensor without rows, which says what is kept where no batch came.
+        kwargs: As for every ``torchmetrics.Metric``.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    def __init__(self, states: dict[str, Tensor], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._nothing = states
+        for name in states:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def _collect(self, **batch: Tensor) -> None:
+        for name, value in batch.items():
+            if value.dtype != torch.float64 and self._nothing[name].is_floating_point():
+                value = value.float()  # one dtype in all batches and processes
+            getattr(self, name).append(value.detach())
+
+    def _all(self, name: str) -> Tensor:
+        parts = getattr(self, name)  # one tensor once processes are synced
+        if isinstance(parts, Tensor):
+            return parts
+        return torch.cat(parts) if parts else self._nothing[name].to(self.device)
+
+    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
+        """A process without any batch takes part with tensors of the right kind; torchmetrics' are all float."""
+        for name, nothing in self._nothing.items():
+            if not getattr(self, name):
+                setattr(self, name, [nothing.to(self.device)])
+        super()._sync_dist(*args, **kwargs)
+
+
+class QueryMetric(_Collected):
+    """Base of the metrics over queries: collects scores, computes all queries at once.
+
+    Args:
+        empty_target_action: What a query without anything relevant counts: ``"skip"``: it does not (as everywhere
+            in this library), ``"neg"``: 0 (torchmetrics' default), ``"pos"``: 1, ``"error"``: a ValueError.
+        kwargs: As for every ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, *, empty_target_action: str = "skip", **kwargs: Any) -> None:
+        nothing = torch.zeros(0)
+        super().__init__({"preds": nothing, "target": nothing, "indexes": nothing.long()}, **kwargs)
+        self.empty_target_action = _check.one_of("empty_target_action", empty_target_action, ACTIONS)
+
+    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """The value of each list, ``[lists, n]`` to ``[lists]``."""
+        raise NotImplementedError
+
+    def counts(self, target: Tensor, mask: Tensor) -> Tensor:
+        """Which lists have a value."""
+        return ((target > 0) & mask).any(-1)
+
+    def update(self, preds: Tensor, target: Tensor, indexes: Tensor) -> None:
+        """Take in scores.
+
+        Args:
+            preds: Scores, higher is better, any shape.
+            target: The same shape: relevance or grades (for :class:`Spearman` the values to be ordered by).
+            indexes: The same shape: which query each score belongs to, integers of any size and order.
+        """
+        preds = _check.floating("preds", preds)
+        for name, value in (("target", target), ("indexes", indexes)):
+            if _check.tensor(name, value).shape != preds.shape:
+                raise _check.fail(name, f"the shape of preds {list(preds.shape)}", value)
+        if indexes.is_floating_point() or indexes.is_complex() or indexes.dtype == torch.bool:
+            raise TypeError(f"indexes: expected integers, received a tensor of {indexes.dtype}")
+        self._collect(preds=preds.flatten(), target=target.flatten(), indexes=indexes.flatten().long())
+
+    def compute(self) -> Tensor:
+        """The mean over queries; 0 if none counts."""
+        values, counted = self._by_query(*map(self._all, ("preds", "target", "indexes")))
+        if self.empty_target_action == "error" and not bool(counted.all()):
+            raise ValueError(f"target: expected something relevant for every query, not so in {(~counted).sum()}")
+        if self.empty_target_action in ("neg", "pos"):
+            values = values.where(counted, float(self.empty_target_action == "pos"))
+            counted = torch.ones_like(counted)
+        return values.where(counted, 0).sum() / counted.sum().clamp(min=1)
+
+    def _by_query(self, preds: Tensor, target: Tensor, indexes: Tensor) -> tuple[Tensor, Tensor]:
+        """Value of each query and whether it has one.
+
+        Queries of like size are computed together, padded to at most twice their size: one huge query among many
+        small ones costs no memory.
+        """
+        order = indexes.argsort(stable=True)
+        preds, target = preds[order], target[order]
+        sizes = indexes[order].unique_consecutive(return_counts=True)[1]
+        begins = sizes.cumsum(0) - sizes
+        values = preds.new_zeros(len(sizes), dtype=torch.float64)
+        counted = torch.zeros_like(sizes, dtype=torch.bool)
+        widths = 2 ** torch.log2(sizes.double()).ceil().long()
+        for width in widths.unique().tolist():
+            queries = (widths == width).nonzero().flatten()
+            longest = int(sizes[queries].max())
+            place = torch.arange(longest, device=preds.device)
+            mask = place < sizes[queries].unsqueeze(1)
+            rows = (begins[queries].unsqueeze(1) + place).where(mask, 0)
+            lists = preds[rows], target[rows]
+            values[queries] = self.of_lists(*lists, None if bool(mask.all()) else mask).double()
+            counted[queries] = self.counts(lists[1], mask)
+        return values, counted
+
+
+class AveragePrecision(QueryMetric):
+    """:func:`rankgrad.metrics.average_precision` over queries.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import AveragePrecision
+        >>> metric = AveragePrecision()
+        >>> metric.update(torch.tensor([0.9, -0.8, 0.3]), torch.tensor([1, 1, 0]), torch.tensor([7, 7, 7]))
+        >>> metric.update(torch.tensor([0.1, 0.2]), torch.tensor([1, 0]), torch.tensor([3, 3]))
+        >>> metric.compute()  # ((1/1 + 2/3) / 2 + 1/2) / 2
+        tensor(0.6667, dtype=torch.float64)
+    """
+
+    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """As :func:`rankgrad.metrics.average_precision`."""
+        return metrics.average_precision(scores, target, mask=mask, reduction="none")
+
+
+class MAPAtR(QueryMetric):
+    """:func:`rankgrad.metrics.map_at_r` over queries."""
+
+    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """As :func:`rankgrad.metrics.map_at_r`."""
+        return metrics.map_at_r(scores, target, mask=mask, reduction="none")
+
+
+class ReciprocalRank(QueryMetric):
+    """:func:`rankgrad.metrics.reciprocal_rank` over queries: MRR."""
+
+    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """As :func:`rankgrad.metrics.reciprocal_rank`."""
+        return metrics.reciprocal_rank(scores, target, mask=mask, reduction="none")
+
+
+class _AtK(QueryMetric):
+    metric: Callable[..., Tensor]
+
+    def __init__(self, k: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.k = _check.count("k", k, at_least=1)
+
+    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        return type(self).metric(scores, target, k=self.k, mask=mask, reduction="none")
+
+
+class RecallAtK(_AtK):
+    """:func:`rankgrad.metrics.recall_at_k` over queries (torchmetrics: hit rate).
+
+    Args:
+        k: How many of the best count.
+        kwargs: As in :class:`QueryMetric`.
+    """
+
+    metric = staticmethod(metrics.recall_at_k)
+
+
+class RefinedRecallAtK(_AtK):
+    """:func:`rankgrad.metrics.refined_recall_at_k` over queries; arguments as in :class:`RecallAtK`."""
+
+    metric = staticmethod(metrics.refined_recall_at_k)
+
+
+class PrecisionAtK(_AtK):
+    """:func:`rankgrad.metrics.precision_at_k` over queries; arguments as in :class:`RecallAtK`."""
+
+    metric = staticmethod(metrics.precision_at_k)
+
+
+class NDCG(QueryMetric):
+    """:func:`rankgrad.metrics.ndcg` over queries.
+
+    Args:
+        k: Count only the best ``k`` places; None: all.
+        gain: ``"linear"`` or ``"exponential"``.
+        kwargs: As in :class:`QueryMetric`.
+    """
+
+    def __init__(self, k: int | None = None, *, gain: str = "linear", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.k = None if k is None else _check.count("k", k, at_least=1)
+        self.gain = _check.one_of("gain", gain, ("linear", "exponential"))
+
+    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """As :func:`rankgrad.metrics.ndcg`."""
+        return metrics.ndcg(scores, target, k=self.k, gain=self.gain, mask=mask, reduction="none")
+
+
+class Spearman(QueryMetric):
+    """:func:`rankgrad.metrics.spearman` over queries; those of two scores or more count."""
+
+    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """As :func:`rankgrad.metrics.spearman`."""
+        return metrics.spearman(scores, target, mask=mask, reduction="none")
+
+    def counts(self, target: Tensor, mask: Tensor) -> Tensor:
+        """Lists of two scores or more."""
+        return mask.sum(-1) > 1
+
+
+class MeanAveragePrecision(_Collected):
+    """:func:`rankgrad.metrics.mean_average_precision` of ``[items, classes]`` scores, collected batch by batch.
+
+    Args:
+        classes: How many classes there are.
+        kwargs: As for every ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, classes: int, **kwargs: Any) -> None:
+        nothing = torch.zeros(0, _check.count("classes", classes, at_least=1))
+        super().__init__({"preds": nothing, "target": nothing}, **kwargs)
+        self.classes = classes
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Take in ``[items, classes]`` scores and relevance of the same shape."""
+        preds = _check.floating("preds", preds, ndim=2)
+        if preds.shape[1] != self.classes:
+            raise _check.fail("preds", f"{self.classes} classes", preds)
+        if _check.tensor("target", target).shape != preds.shape:
+            raise _check.fail("target", f"the shape of preds {list(preds.shape)}", target)
+        self._collect(preds=preds, target=target)
+
+    def compute(self) -> Tensor:
+        """mAP of all items."""
+        return metrics.mean_average_precision(self._all("preds"), self._all("target"))
+
+
+class EmbeddingRetrieval(_Collected):
+    """:func:`rankgrad.metrics.retrieval_metrics` of embeddings, collected batch by batch: every item a query.
+
+    Args:
+        size: Length of an embedding.
+        recall_at: The K of R@K.
+        kwargs: As for every ``torchmetrics.Metric``.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import EmbeddingRetrieval
+        >>> metric = EmbeddingRetrieval(2, recall_at=(1,))
+        >>> metric.update(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
+        >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([0]))
+        >>> {name: float(value) for name, value in metric.compute().items()}
+        {'R@1': 100.0, 'mAP@R': 100.0, 'AP': 100.0}
+    """
+
+    def __init__(self, size: int, recall_at: Sequence[int] = (1,), **kwargs: Any) -> None:
+        nothing = torch.zeros(0, _check.count("size", size, at_least=1))
+        super().__init__({"embeddings": nothing, "labels": nothing[:, 0].long()}, **kwargs)
+        self.recall_at = [_check.count("recall_at", k, at_least=1) for k in recall_at]
+        self.size = size
+
+    def update(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Take in ``[B, size]`` embeddings and their labels ``[B]``."""
+        _check.floating("embeddings", embeddings, ndim=2)
+        if embeddings.shape[1] != self.size:
+            raise _check.fail("embeddings", f"rows of length {self.size}", embeddings)
+        self._collect(
+            embeddings=embeddings, labels=_check.per_row("labels", labels, "embeddings", embeddings).long()
+        )
+
+    def compute(self) -> dict[str, Tensor]:
+        """R@K, mAP@R and AP in percent."""
+        found = metrics.retrieval_metrics(self._all("embeddings"), self._all("labels"))
+        return {name: torch.tensor(value) for name, value in found.summary(self.recall_at).items()}
