@@ -31,13 +31,17 @@ def build() -> typer.Typer:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; what the user can mend is told in a line."""
-    from rankgrad.lab.training.errors import UserError
+    """Run the command line; user errors are printed as one line."""
+    from rankgrad.lab.training.errors import UserError, printable
 
     try:
         return build()(arguments)
     except (UserError, OSError) as error:
-        sys.exit(f"rankgrad: {error}")
+        message, status = printable(f"rankgrad: {error}"), getattr(error, "status", 1)
+        if status == 1:
+            sys.exit(message)
+        print(message, file=sys.stderr)
+        sys.exit(status)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rankgrad"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from importlib import resources
@@ -9,15 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
 from rankgrad.lab.tasks import TASKS, task_class
-from rankgrad.lab.training.config import RunConfig, nearest, override, validated
+from rankgrad.lab.training.config import RunConfig, nearest, override, shown, validated
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.task import Task
 
+#: Settings are nested two levels deep; far deeper is no recipe.
+_DEEPEST = 20
+
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: 1e-5 is a number (YAML 1.1 wants 1.0e-5)."""
+    """YAML as people write it: 1e-5 is a number (YAML 1.1 wants 1.0e-5). No aliases: they can multiply."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """A node of the document, if it is no alias and not too deep."""
+        mark: Any = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
+            raise ComposerError(None, None, "an alias (*) is not allowed in settings", mark)
+        if self._depth > _DEEPEST:
+            raise ComposerError(None, None, f"nested deeper than {_DEEPEST} levels", mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _Loader.add_implicit_resolver(
@@ -31,13 +50,12 @@ def parse(name: str, text: str) -> Any:
     """YAML from a file or a command line; ``name`` says which in messages."""
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: dates and numbers that are none
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = mark.line if mark else 0
-        received = text.split("\n")[line]
-        raise UserError(
-            f"{name}: expected YAML, received {received!r} (line {line + 1}: {problem or error})"
-        ) from None
+        received = shown("".join(text.splitlines()[line : line + 1]))
+        said = str(problem or error).partition("\n")[0]
+        raise UserError(f"{name}: expected YAML, received {received} (line {line + 1}: {said})") from None
 
 
 def recipe_names() -> list[str]:
@@ -46,16 +64,25 @@ def recipe_names() -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
-def recipe_text(name: str) -> str:
+def _file(name: str) -> Any:
     """A recipe by name, a YAML file, or the settings of a run's folder."""
     path = Path(name)
     if name in recipe_names():
-        return (resources.files("rankgrad.lab") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+        return resources.files("rankgrad.lab") / "recipes" / f"{name}.yaml"
     if path.is_dir() and (path / "config.yaml").is_file():
-        return (path / "config.yaml").read_text(encoding="utf-8")
+        return path / "config.yaml"
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        return path.read_text(encoding="utf-8")
+        return path
     raise UserError(f"RECIPE: no recipe, YAML file or run folder {name!r}{nearest(name, recipe_names())}")
+
+
+def recipe_text(name: str) -> str:
+    """The text of a recipe, of a YAML file, or of the settings of a run's folder."""
+    file = _file(name)
+    try:
+        return str(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"RECIPE: {file}: expected UTF-8 ({error})") from None
 
 
 def summary(name: str) -> str:
@@ -66,17 +93,25 @@ def summary(name: str) -> str:
 def task_of(settings: dict[str, Any]) -> type[Task]:
     """Which task the settings are for."""
     name = settings.get("task")
-    if name not in TASKS:
-        raise UserError(f"task: unknown value {name!r}{nearest(str(name), TASKS)}")
+    if not isinstance(name, str) or name not in TASKS:
+        raise UserError(f"task: unknown value {shown(name)}{nearest(str(name)[:80], TASKS)}")
     return task_class(name)
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> tuple[type[Task], Any]:
     """The validated settings of a recipe with ``key=value`` overrides, and their task."""
-    settings = parse("RECIPE", recipe_text(name))
+    label = f"RECIPE: {_file(name)}"
+    settings = parse(label, recipe_text(name))
     if not isinstance(settings, dict):
-        raise UserError(f"RECIPE: expected keys and values in {name}, received {type(settings).__name__}")
-    return checked(settings, overrides, saved=is_run(name))
+        raise UserError(f"{label}: expected keys and values, received {shown(settings)}")
+    try:
+        return checked(copy.deepcopy(settings), overrides, saved=is_run(name))
+    except UserError:
+        try:
+            checked(settings, saved=is_run(name))
+        except UserError as error:  # not the overrides are wrong
+            raise UserError(f"{label}: {error}") from None
+        raise
 
 
 def is_run(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,9 @@ def train(
     data: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
     out: Annotated[str | None, typer.Option(help="The folder of the run; default: a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, exactly.")] = False,
+    previous: Annotated[
+        bool, typer.Option("--previous", help="With --resume: from the checkpoint before the last one.")
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="How many restarts; mean and spread are reported.")] = 1,
 ) -> None:
     """Train a recipe. Several processes: torchrun --nproc-per-node N -m rankgrad train ..."""
@@ -39,9 +43,11 @@ def train(
 
     overrides = [*(settings or []), *_root(data)]
     try:
-        folder, results = run.run(recipe, overrides, out=out, resume=resume, seeds=seeds)
-    except KeyboardInterrupt:
-        raise UserError("interrupted; --resume continues from the last checkpoint, if there is one") from None
+        folder, results = run.run(recipe, overrides, out=out, resume=resume, previous=previous, seeds=seeds)
+    except KeyboardInterrupt as error:
+        status = 128 + getattr(error, "number", signal.SIGINT)
+        told = "interrupted; --resume continues from the last checkpoint, if there is one"
+        raise UserError(told, status=status) from None
     if distributed.rank() != 0:
         return
     if seeds > 1:

@@ -16,7 +16,8 @@ from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.loop import Result, Trainer
+from rankgrad.lab.training.loop import Trainer
+from rankgrad.lab.training.run_files import Machine, Result, Spread, read_json
 from rankgrad.lab.training.task import Task
 
 #: Settings that may change when a run goes on: they do not touch its numbers.
@@ -50,6 +51,7 @@ def run(
     *,
     out: str | None = None,
     resume: bool = False,
+    previous: bool = False,
     seeds: int = 1,
 ) -> tuple[Path, list[Result]]:
     """Train a recipe.
@@ -59,11 +61,14 @@ def run(
         overrides: ``key=value`` texts.
         out: The folder of the run.
         resume: Continue the run in the folder.
+        previous: With ``resume``: from the checkpoint before the last one.
         seeds: How many restarts, with the seeds ``seed``, ``seed + 1``, ...; each has a folder of its own inside.
 
     Returns:
         The folder and each restart's result.
     """
+    if previous and (seeds > 1 or not resume):
+        raise UserError("--previous: expected --resume and a single seed; a seed's own folder is a run too")
     task, config = recipes.load(name, overrides)
     config = task.completed(config)
     device = distributed.start(machine.device_of(config.device))
@@ -71,7 +76,7 @@ def run(
     if seeds == 1:
         if resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
             raise UserError(f"--resume: {folder} was begun with --seeds, say how many again")
-        return folder, [_one(task, config, folder, device, resume=resume)]
+        return folder, [_one(task, config, folder, device, resume=resume, previous=previous)]
     results = []
     for seed in range(config.seed, config.seed + seeds):
         restart = config.model_copy(update={"seed": seed})
@@ -82,23 +87,26 @@ def run(
     return folder, results
 
 
-def _one(kind: type[Task], config: Any, folder: Path, device: torch.device, *, resume: bool) -> Result:
+def _one(
+    kind: type[Task], config: Any, folder: Path, device: torch.device, *, resume: bool, previous: bool = False
+) -> Result:
     if resume and (folder / "config.yaml").is_file():
         _same_version(folder, kind)
         same_settings(folder, config, "--resume")
     task = kind(config, device)
     if distributed.rank() == 0:
+        checkpoint.remove_parts(folder)
         for line in task.told:
             print(line)
         checkpoint.write_text(folder / "data.json", json.dumps(task.describe(), indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
         described = machine.describe(device)
         if resume and (folder / "machine.json").is_file():
-            described["started"] = json.loads((folder / "machine.json").read_text())["started"]
+            described["started"] = read_json(folder / "machine.json", Machine).get("started", "")
         checkpoint.write_text(folder / "machine.json", json.dumps(described, indent=1))
     distributed.wait()
     trainer = Trainer(task, config, folder, device)
-    result = trainer.fit(resume=resume)
+    result = trainer.fit(resume=resume, previous=previous)
     if distributed.rank() == 0:
         checkpoint.write_text(folder / "result.json", json.dumps(vars(result), indent=1))
         write_report(folder)
@@ -114,7 +122,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _same_version(folder: Path, kind: type[Task]) -> None:
     """A run that another version began has other columns and parameters: its weights load, its state does not."""
-    settings = recipes.parse("--resume", (folder / "config.yaml").read_text(encoding="utf-8"))
+    settings = recipes.parse(f"--resume: {folder}/config.yaml", recipes.recipe_text(str(folder)))
     if kind.config_class.upgraded(settings) != settings:
         raise UserError(
             f"--resume: {folder} was begun by an older version of rankgrad, which cannot be continued; its "
@@ -153,10 +161,10 @@ def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
     return rows
 
 
-def _time(result: dict[str, Any]) -> dict[str, str]:
-    if not result:
+def _time(result: Result | None) -> dict[str, str]:
+    if result is None:
         return {"time": "not finished"}
-    return {"time": machine.duration(result["seconds"]), "speed": f"{result['speed']:,.0f} items/s in training"}
+    return {"time": machine.duration(result.seconds), "speed": f"{result.speed:,.0f} items/s in training"}
 
 
 def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
@@ -172,21 +180,21 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
             raise UserError(f"--beside: expected a single run as RUN, received restarts; one is {restarts[0]}")
         for restart in restarts:
             write_report(restart)
-        return page.write_overview(folder, folder.name, json.loads((folder / "seeds.json").read_text()))
+        return page.write_overview(folder, folder.name, read_json(folder / "seeds.json", list[Spread]))
     if not (folder / "config.yaml").is_file():
         raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml)")
     task, config = recipes.load(str(folder))
     for other in beside:
         if recipes.load(str(other))[0] is not task:
             raise UserError(f"--beside: expected a run of the same task as {folder}, received {other}")
-    described = json.loads((folder / "machine.json").read_text()) if (folder / "machine.json").is_file() else {}
-    result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").is_file() else {}
+    described = read_json(folder / "machine.json", Machine) if (folder / "machine.json").is_file() else {}
+    result = read_json(folder / "result.json", Result) if (folder / "result.json").is_file() else None
     return page.write_report(
         folder,
         title=f"rankgrad: {folder.name}",
         settings=_flat(config.model_dump(mode="json")),
-        steps=read_table(folder / "steps.csv"),
-        evaluations=read_table(folder / "evaluations.csv"),
+        steps=read_table(folder / "steps.csv", ("step", "loss")),
+        evaluations=read_table(folder / "evaluations.csv", ("step", "epoch")),
         machine={**described, **_time(result)},
         sections=task.report_sections(folder, config, beside),
     )

@@ -9,6 +9,8 @@ from typing import Any
 
 from rankgrad.lab.report.curves import chart
 from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.lab.training.errors import printable
+from rankgrad.lab.training.run_files import Spread
 
 _STYLE = """
 :root { --ink: #1d2330; --soft: #667085; --line: #e3e6ec; --paper: #fff; --right: #1a9850; --wrong: #d73027; }
@@ -56,7 +58,7 @@ def _pairs(values: Mapping[str, Any], kind: str) -> str:
 def document(title: str, sections: Sequence[tuple[str, str]], *, style: str = "") -> str:
     """A page of (heading, HTML) sections."""
     body = "".join(f"<section><h2>{escape(heading)}</h2>{inner}</section>" for heading, inner in sections)
-    return (
+    return printable(
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}{style}</style></head><body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
@@ -91,10 +93,10 @@ def write_report(
     return path
 
 
-def write_overview(folder: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+def write_overview(folder: Path, title: str, rows: Sequence[Spread]) -> Path:
     """The page of several restarts: mean, spread, and a link to each one's report."""
     path = folder / "report.html"
-    cells = [[r["metric"], r["of"], r["mean"], r["deviation"], *r["values"]] for r in rows]
+    cells = [[r.metric, r.of, r.mean, r.deviation, *r.values] for r in rows]
     restarts = sorted(p.parent.name for p in folder.glob("*/report.html"))
     links = "".join(f'<li><a href="{escape(name)}/report.html">{escape(name)}</a></li>' for name in restarts)
     sections = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import NotRequired, TypedDict
 
 from rankgrad.lab.report import page
 from rankgrad.lab.report.curves import chart
@@ -17,10 +18,44 @@ from rankgrad.lab.retrieval.config import RetrievalConfig
 from rankgrad.lab.retrieval.source import Source
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
+from rankgrad.lab.training.run_files import Result, read_json
 from rankgrad.metrics import RetrievalMetrics
 from rankgrad.pairs import unit_length
 
 _SHOWN, _NEAREST = 8, 8
+
+
+#: An item of ``examples.json``: an image (as a data URL) or a text.
+_Item = TypedDict("_Item", {"name": str, "class": str, "image": NotRequired[str], "text": NotRequired[str]})
+
+
+class Found(_Item):
+    """An item that was found."""
+
+    score: float
+    right: bool
+
+
+class Example(_Item):
+    """A query and what it found."""
+
+    rank: int
+    nearest: list[Found]
+
+
+class Examples(TypedDict):
+    """``examples.json``."""
+
+    examples: list[Example]
+    hardest: list[Example]
+
+
+class DataNotes(TypedDict):
+    """``data.json``, as far as the report shows it."""
+
+    counts: NotRequired[dict[str, int]]
+    told: NotRequired[list[str]]
+
 
 _STYLE = """<style>
 .row { display: flex; gap: 7px; margin: 8px 0; align-items: center; overflow-x: auto; }
@@ -84,17 +119,17 @@ def _item(source: Source, row: int) -> dict[str, str]:
     return {"name": source.items.names[row], "class": source.items.class_name(row), **source.shown(row)}
 
 
-def _figure(item: dict[str, Any], kind: str, caption: str) -> str:
+def _figure(item: _Item, kind: str, caption: str) -> str:
     name, of = escape(item["name"]), escape(item["class"])
     inner = f'<div class="text" title="{name}">{escape(item["text"])}</div>' if "text" in item else ""
-    inner = inner or f'<img src="{item["image"]}" alt="{name}" title="{name}">'
+    inner = inner or f'<img src="{escape(item.get("image", ""))}" alt="{name}" title="{name}">'
     return (
         f'<figure class="{kind}">{inner}<figcaption title="{of}">{of}</figcaption>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
 
-def _row(example: dict[str, Any]) -> str:
+def _row(example: Example) -> str:
     first = f"first right: {example['rank']}"
     figures = [_figure(example, "query", first)]
     for item in example["nearest"]:
@@ -111,13 +146,13 @@ def _results(
     cells: list[list[Any]] = [[name, *numbers, None] for name, numbers in rows]
     own = []
     for folder in (*beside, run):
-        result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").is_file() else {}
+        result = read_json(folder / "result.json", Result) if (folder / "result.json").is_file() else Result()
         for which, label in (("first", "before training"), ("best", "best evaluation"), ("last", "last epoch")):
-            if result.get(which):
+            if row := getattr(result, which):
                 own += [len(cells)] if folder == run else []
                 whose = "this run" if folder == run else folder.name
-                epoch = "" if which == "first" else f" (epoch {result[which]['epoch']:.0f})"
-                cells.append([f"{whose}, {label}{epoch}", *(result[which].get(m) for m in metrics)])
+                epoch = "" if which == "first" else f" (epoch {row['epoch']:.0f})"
+                cells.append([f"{whose}, {label}{epoch}", *(row.get(m) for m in metrics)])
     if config.target is not None:
         note += f" The recipe expects R@1 of about {config.target:g}."
     return page.table(["method", *metrics], cells, own=own) + f"<p>{escape(note)}</p>"
@@ -125,7 +160,7 @@ def _results(
 
 def _data(run: Path) -> str:
     """How much there is to train and to test on, what was said about it, and the spread of the embeddings."""
-    described = json.loads((run / "data.json").read_text()) if (run / "data.json").is_file() else {}
+    described = read_json(run / "data.json", DataNotes) if (run / "data.json").is_file() else DataNotes()
     counts = described.get("counts", {})
     parts = [page.table(list(counts), [[f"{many:,}" for many in counts.values()]])] if counts else []
     parts += [f"<p>{escape(line)}</p>" for line in described.get("told", [])]
@@ -157,7 +192,7 @@ def sections(
     if data := _data(run):
         out.append(("Data and embeddings", data))
     if (run / "examples.json").is_file():
-        examples = json.loads((run / "examples.json").read_text())
+        examples = read_json(run / "examples.json", Examples)
         told = (
             "<p>A query and its nearest items with their class and similarity: green has the query's class, "
             "red has not.</p>"

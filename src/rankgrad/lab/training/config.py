@@ -12,7 +12,8 @@ from rankgrad.lab.training.errors import UserError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what torch.manual_seed takes, with room for --seeds
 
 
 class Section(BaseModel):
@@ -39,7 +40,7 @@ class RunConfig(Section):
     """What every run has. A task adds its own sections."""
 
     task: str
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     epochs: Count = 1
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     device: str = "auto"  # auto: cuda if there is one
@@ -53,6 +54,15 @@ class RunConfig(Section):
     def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Settings that an older version saved, with what it did where later versions can do otherwise."""
         return settings
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in a line of at most 80 characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of many thousand digits
+        text = f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -81,6 +91,12 @@ def sections_of(config: type[Section]) -> dict[str, type[Section]]:
     return found
 
 
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """What is given of a section; something else than a section is refused when the settings are validated."""
+    given = settings.get(name)
+    return given if isinstance(given, dict) else {}
+
+
 def full_key(key: str, settings: dict[str, Any], config: type[Section]) -> str:
     """``lr`` -> ``optim.lr``: a bare key that only one section knows, or has been given, needs no prefix."""
     if "." in key or key in config.model_fields:
@@ -88,7 +104,7 @@ def full_key(key: str, settings: dict[str, Any], config: type[Section]) -> str:
     owners = [
         name
         for name, kind in sections_of(config).items()
-        if key in kind.model_fields or key in (settings.get(name) or {})
+        if key in kind.model_fields or key in _section(settings, name)
     ]
     if len(owners) == 1:
         return f"{owners[0]}.{key}"
@@ -106,7 +122,7 @@ def override(settings: dict[str, Any], key: str, value: Any, config: type[Sectio
         inner = sections_of(kind).get(part)
         if inner is None:
             raise UserError(f"{key}: unknown section {part!r}" + nearest(part, sections_of(kind)))
-        place[part] = dict(place.get(part) or {})
+        place[part] = dict(_section(place, part))
         place, kind = place[part], inner
     section = sections_of(kind).get(last)
     if section is not None and isinstance(value, str):
@@ -139,11 +155,11 @@ def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
         return f"{key}: unknown setting{nearest(path[-1], known)}"
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         words = [word.strip(" '") for word in error["ctx"]["expected"].replace(" or ", ",").split(",")]
-        return f"{key}: unknown value {error['input']!r}{nearest(error['input'], words)}"
+        return f"{key}: unknown value {shown(error['input'])}{nearest(error['input'], words)}"
     if error["type"] == "missing":
         return f"{key}: missing, it has no default"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if error["type"] == "value_error" and isinstance(error["input"], dict):  # settings that do not fit each other
         return f"{key}: {message}" if key else message
-    return f"{key}: {message}, received {error['input']!r}"
+    return f"{key}: {message}, received {shown(error['input'])}"

@@ -4,34 +4,51 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.lab.training.checkpoint import not_written, write_text
+from rankgrad.lab.training.errors import UserError, printable
 
 
-def read_table(path: Path) -> list[dict[str, float]]:
-    """The rows of a CSV table of numbers; none if there is no file. A torn last line is left out."""
+def read_table(path: Path, columns: Sequence[str] = ("step",)) -> list[dict[str, float]]:
+    """The rows of a CSV table of numbers; none if there is no file. A torn last line is left out.
+
+    Raises:
+        UserError: A column is missing, or a line is broken; the message has the file and the line.
+    """
     if not path.is_file():
         return []
+    try:
+        text = path.read_bytes().decode()
+        lines = list(csv.reader(text.splitlines(), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: expected a table of numbers ({error})") from None
+    if lines and not set(columns) <= set(lines[0]):
+        told = textwrap.shorten(",".join(lines[0]), 80)
+        raise UserError(f"{path} line 1: expected the columns {', '.join(columns)}, received {told!r}")
     rows = []
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            try:
-                rows.append({name: float(value) for name, value in row.items()})
-            except (TypeError, ValueError):
+    for number, cells in enumerate(lines[1:], 2):
+        try:
+            rows.append({name: float(value) for name, value in zip(lines[0], cells, strict=True)})
+        except ValueError:
+            if number == len(lines) and len(cells) <= len(lines[0]):
                 break
+            told = textwrap.shorten(",".join(cells), 80)
+            raise UserError(f"{path} line {number}: expected {len(lines[0])} numbers, received {told!r}") from None
     return rows
 
 
 class Table:
-    """A CSV file of numbers that grows by rows, starting with those of the steps before ``step``."""
+    """A CSV file of numbers that grows by rows, starting with those of the steps up to ``step``."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
-        kept = [row for row in read_table(path) if row["step"] <= step] if step else []
+        kept = [row for row in read_table(path) if row["step"] <= step] if step >= 0 else []
         self.columns: list[str] = []
         path.unlink(missing_ok=True)
         if kept:
@@ -46,9 +63,12 @@ class Table:
         """Write rows and hand them to the system."""
         if rows and not self.columns:
             self._begin(list(rows[0]))
-        with self.path.open("a", newline="") as file:
-            for row in rows:
-                file.write(",".join(_number(row[name]) for name in self.columns) + "\n")
+        lines = "".join(",".join(_number(row[name]) for name in self.columns) + "\n" for row in rows)
+        try:
+            with self.path.open("a", newline="") as file:
+                file.write(lines)
+        except OSError as error:
+            raise not_written(self.path, error, len(lines)) from None
 
 
 def _number(value: float) -> str:
@@ -58,16 +78,33 @@ def _number(value: float) -> str:
 class Log:
     """The tables ``steps.csv`` and ``evaluations.csv`` of a run, and TensorBoard beside them where installed."""
 
-    def __init__(self, folder: Path, step: int) -> None:
-        self.steps = Table(folder / "steps.csv", step)
-        self.evaluations = Table(folder / "evaluations.csv", step)
+    def __init__(self, folder: Path, step: int, evaluated: int) -> None:
+        """Go on after ``step``; ``evaluated`` is the step of the last evaluation, -1: none."""
+        self.folder = folder
+        self.steps = Table(folder / "steps.csv", step or -1)
+        self.evaluations = Table(folder / "evaluations.csv", evaluated)
         self._board: Any = None
+        self._hook = threading.excepthook
         try:
             from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
         except ModuleNotFoundError:  # the CSV tables hold the same numbers
-            pass
+            return
+        with self._told():
+            self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+        threading.excepthook = self._in_a_thread
+
+    def _in_a_thread(self, error: threading.ExceptHookArgs) -> None:
+        """TensorBoard writes in a thread; its next call in this one raises the thread's error again."""
+        if not isinstance(error.exc_value, OSError):
+            self._hook(error)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._board = None
+            raise not_written(self.folder / "tensorboard", error, 4096) from None
 
     def add_steps(self, rows: list[dict[str, float]]) -> None:
         """Rows of finished steps."""
@@ -80,7 +117,9 @@ class Log:
         self._plot("evaluation", [row])
 
     def _plot(self, tag: str, rows: list[dict[str, float]]) -> None:
-        if self._board is not None:
+        if self._board is None:
+            return
+        with self._told():
             for row in rows:
                 for name, value in row.items():
                     if name not in ("step", "epoch") and not math.isnan(value):
@@ -88,8 +127,10 @@ class Log:
 
     def close(self) -> None:
         """Flush what is still waiting."""
+        threading.excepthook = self._hook
         if self._board is not None:
-            self._board.close()
+            with self._told():
+                self._board.close()
 
 
 def in_words(metrics: Mapping[str, float]) -> str:
@@ -111,7 +152,7 @@ class Progress:
     def say(self, text: str) -> None:
         """A line that stays."""
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False, soft_wrap=True, markup=False)
+            self._bar.console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -123,11 +164,11 @@ def progress(name: str, total: int, done: int, *, show: bool) -> Iterator[Progre
     from rich import progress as rich
 
     columns = (
-        rich.TextColumn(name),
+        rich.TextColumn("{task.description}", markup=False),
         rich.BarColumn(bar_width=24),
         rich.MofNCompleteColumn(),
         rich.TimeRemainingColumn(),
-        rich.TextColumn("{task.fields[text]}"),
+        rich.TextColumn("{task.fields[text]}", markup=False),
     )
     with rich.Progress(*columns) as bar:
-        yield Progress(bar, bar.add_task(name, total=total, completed=done, text=""))
+        yield Progress(bar, bar.add_task(printable(name), total=total, completed=done, text=""))

@@ -9,14 +9,9 @@ from __future__ import annotations
 import math
 import os
 import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,24 +19,14 @@ from torch import Tensor, nn
 
 from rankgrad import distributed
 from rankgrad.engine.registration import NotANumberError
-from rankgrad.lab.training import checkpoint, log, optim
+from rankgrad.lab.training import checkpoint, log, optim, signals
 from rankgrad.lab.training.config import RunConfig
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.errors import Interrupted, UserError
+from rankgrad.lab.training.run_files import Result, State, checked
 from rankgrad.lab.training.task import Task
 
 #: Losses are read from a GPU once in so many steps: reading waits for it.
 READ_EVERY = 20
-
-
-@dataclass
-class Result:
-    """How a run ended: metrics before training, of the best evaluation and of the last one, and time."""
-
-    first: dict[str, float] = field(default_factory=dict)  #: before training, where it was evaluated
-    best: dict[str, float] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    speed: float = 0.0  #: items per second in training, evaluations and checkpoints apart, at the end
 
 
 def seed_step(seed: int, step: int) -> None:
@@ -50,34 +35,6 @@ def seed_step(seed: int, step: int) -> None:
     torch.manual_seed(int(mixed))
     np.random.seed(int(mixed % 2**32))
     random.seed(int(mixed))
-
-
-@contextmanager
-def _interrupts_wait() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is only noted, so that a step can end and be saved; a second one interrupts at once.
-
-    Yields a function that says whether one was noted. Several processes do not end their steps together, and who
-    has a handler of their own, or no main thread, keeps what they have.
-    """
-    noted = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        noted.set()
-        # Not print, which may be what was interrupted; and whoever reads it may be gone by the same Ctrl-C.
-        with suppress(OSError):
-            os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")
-
-    in_main = threading.current_thread() is threading.main_thread()
-    ours = in_main and before is signal.default_int_handler and not distributed.active()
-    if ours:
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield noted.is_set
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, before)
 
 
 class Trainer:
@@ -106,49 +63,76 @@ class Trainer:
         """The file a run resumes from."""
         return self.folder / "state.pt"
 
-    def fit(self, *, resume: bool = False) -> Result:
-        """Train to the end; with ``resume`` from the last checkpoint, if there is one."""
-        if resume and self.state_file.is_file():
-            self._restore(checkpoint.load_state(self.state_file))
-            self.task.watch([row for row in log.read_table(self.folder / "steps.csv") if row["step"] <= self.step])
+    def fit(self, *, resume: bool = False, previous: bool = False) -> Result:
+        """Train to the end; with ``resume`` from the last checkpoint, if any, or from the ``previous`` one.
+
+        A signal that asks to stop (:mod:`rankgrad.lab.training.signals`) ends the run after the step at hand with
+        :class:`~rankgrad.lab.training.errors.Interrupted`, and the run is saved.
+        """
+        if resume:
+            self._resume(previous)
         network = self._wrapped()
-        total = self.config.epochs * self.task.steps_per_epoch
         writes = distributed.rank() == 0
         if writes:
-            self.log = log.Log(self.folder, self.step)
-        begin, saved = time.monotonic() - self.result.seconds, time.monotonic()
-        with log.progress(str(self.folder), total, self.step, show=writes) as bar:
-            if self.step == 0 and self.config.evaluate_first:
-                self._evaluate(0, bar)
-            with _interrupts_wait() as interrupted:
-                since, from_step = time.monotonic(), self.step
-                while self.step < total:
-                    self._train_one(network)
-                    done_epoch = self.step % self.task.steps_per_epoch == 0
-                    if self.device.type == "cpu" or self.step % READ_EVERY == 0 or done_epoch:
-                        bar.advance(self.step, self._read_losses())
-                        for line in self._told:
-                            bar.say(line)
-                        self._told.clear()
-                    if done_epoch:
-                        items = (self.step - from_step) * self.task.items_per_step
-                        self.result.speed = items / (time.monotonic() - since)
-                    epoch = self.step // self.task.steps_per_epoch
-                    if done_epoch and (epoch % self.config.evaluate_every == 0 or self.step == total):
-                        self._evaluate(epoch, bar)
-                    self.result.seconds = time.monotonic() - begin
-                    stop, due = interrupted(), time.monotonic() - saved >= 60 * self.config.save_minutes
-                    if due or stop or self.step == total:
-                        self._save()
-                        saved = time.monotonic()
-                    if stop:
-                        raise KeyboardInterrupt
-                    if done_epoch or saved > since:
-                        since, from_step = time.monotonic(), self.step
-        if self.log is not None:
-            self.log.close()
+            self.log = log.Log(self.folder, self.step, int(self.result.last.get("step", -1)))
+        try:
+            with log.progress(str(self.folder), self._total, self.step, show=writes) as bar:
+                self._train(network, bar)
+        finally:
+            if self.log is not None:
+                self.log.close()
         self._finish()
         return self.result
+
+    @property
+    def _total(self) -> int:
+        return self.config.epochs * self.task.steps_per_epoch
+
+    def _epoch_ends(self) -> bool:
+        return self.step > 0 and self.step % self.task.steps_per_epoch == 0
+
+    def _evaluation_is_due(self) -> bool:
+        """Whether this step is to be evaluated and is not yet: a run may have been stopped in between."""
+        if self.result.last.get("step") == self.step:
+            return False
+        if self.step == 0:
+            return self.config.evaluate_first
+        epoch = self.step // self.task.steps_per_epoch
+        return self._epoch_ends() and (epoch % self.config.evaluate_every == 0 or self.step == self._total)
+
+    def _train(self, network: nn.Module, bar: log.Progress) -> None:
+        """Steps and evaluations to the end, or until a signal asks to stop; checkpoints in between."""
+        begin, saved = time.monotonic() - self.result.seconds, time.monotonic()
+        with signals.noted() as stop:
+            since, from_step = time.monotonic(), self.step
+            while (evaluate := self._evaluation_is_due()) or self.step < self._total:
+                if evaluate:
+                    with suppress(Interrupted):  # the step is done, and a resumed run evaluates it
+                        self._evaluate(bar, stop)
+                else:
+                    self._train_one(network)
+                read = self.device.type == "cpu" or self.step % READ_EVERY == 0 or self._epoch_ends()
+                if read:
+                    bar.advance(self.step, self._read_losses())
+                    for line in self._told:
+                        bar.say(line)
+                    self._told.clear()
+                if self._epoch_ends() and not evaluate:
+                    items = (self.step - from_step) * self.task.items_per_step
+                    self.result.speed = items / (time.monotonic() - since)
+                self.result.seconds = time.monotonic() - begin
+                # several processes agree where a GPU waits in any case
+                signal = stop.agreed(self.device) if read or not distributed.active() else 0
+                ended = self.step == self._total and not self._evaluation_is_due()
+                if ended or signal or time.monotonic() - saved >= 60 * self.config.save_minutes:
+                    if self.step:
+                        self._save()
+                    saved = time.monotonic()
+                if signal:
+                    distributed.wait()  # until it is saved: torchrun ends all processes when one has ended
+                    raise Interrupted(signal)
+                if evaluate or self._epoch_ends() or saved > since:
+                    since, from_step = time.monotonic(), self.step
 
     def _wrapped(self) -> nn.Module:
         network: nn.Module = self.task.network
@@ -216,9 +200,11 @@ class Trainer:
             "Try a lower lr, optim.clip, or precision=fp32."
         )
 
-    def _evaluate(self, epoch: int, bar: log.Progress) -> None:
+    def _evaluate(self, bar: log.Progress, stop: signals.Stop) -> None:
         bar.advance(self.step, "evaluating")
-        metrics = self.task.evaluate()
+        with stop.leaving():
+            metrics = self.task.evaluate()
+        epoch = self.step // self.task.steps_per_epoch
         if self.task.headline not in metrics:
             raise AssertionError(f"{self.task.headline} is not among {sorted(metrics)}")
         bar.advance(self.step, log.in_words({self.task.headline: metrics[self.task.headline]}))
@@ -253,13 +239,52 @@ class Trainer:
         }
         checkpoint.save_state(self.state_file, state)
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.step = int(state["step"])
-        self.task.network.load_state_dict(state["network"])
-        self.task.loss.load_state_dict(state["loss"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.result = Result(**state["result"])
+    def _resume(self, previous: bool) -> None:
+        """The state of the last checkpoint, or of the one before it; a damaged one says which are whole."""
+        before = checkpoint.previous_of(self.state_file)
+        if previous:
+            if not before.is_file():
+                raise UserError(f"--previous: there is no checkpoint {before}")
+            state = self._state(before)
+            distributed.wait()
+            if distributed.rank() == 0:
+                os.replace(before, self.state_file)  # the damaged one is not kept as the next previous one
+            distributed.wait()
+        elif self.state_file.is_file():
+            try:
+                state = self._state(self.state_file)
+            except UserError as error:
+                raise UserError(f"{error}; {self._whole(before)}") from None
+        elif before.is_file():  # stopped between two renames, where a file system has no hard links
+            state = self._state(before)
+        else:
+            return
+        self._restore(state)
+        self.task.watch([row for row in log.read_table(self.folder / "steps.csv") if row["step"] <= self.step])
+        if self.result.best:
+            checkpoint.load_weights(self.folder / "best.safetensors")  # known to be whole before hours are spent
+
+    def _state(self, path: Path) -> State:
+        state: State = checked(checkpoint.load_state(path), State, f"--resume: {path}")
+        return state
+
+    def _whole(self, before: Path) -> str:
+        if before.is_file():
+            with suppress(UserError):
+                step = self._state(before)["step"]
+                return f"the one before it, of step {step:,}, is whole: --resume --previous continues from it"
+        return "there is no whole one before it"
+
+    def _restore(self, state: State) -> None:
+        try:
+            self.task.network.load_state_dict(state["network"])
+            self.task.loss.load_state_dict(state["loss"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise UserError(f"--resume: {self.state_file} does not fit this run ({said})") from None
+        self.step, self.result = state["step"], state["result"]
 
     def _finish(self) -> None:
         """Leave what the report shows, made with the best weights."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from rankgrad.lab.training.checkpoint import read_tensors
 from rankgrad.lab.training.errors import UserError
 
 
@@ -41,18 +42,11 @@ def stride_in_1x1(backbone: nn.Module) -> None:
 
 def load_file(backbone: nn.Module, path: Path) -> bool:
     """Weights of the backbone from a safetensors file; returns whether its stride sits on the 1x1 convolutions."""
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         raise UserError(
             f"model.weights: expected library, none or a safetensors file, found no file {str(path)!r}"
         )
-    try:
-        with safe_open(path, framework="pt") as file:
-            notes = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise UserError(f"model.weights: {path} is not a safetensors file ({error})") from None
+    tensors, notes = read_tensors(path, "model.weights")
     wanted = backbone.state_dict()
     missing = [n for n in wanted if n not in tensors and not n.endswith("num_batches_tracked")]
     if missing:

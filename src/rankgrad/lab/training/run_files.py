@@ -1,0 +1,104 @@
+"""The files of a run and what must be in them: read by pydantic, a fault is one line that names file and place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from rankgrad.lab.training.errors import UserError
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _placed(row: dict[str, float]) -> dict[str, float]:
+    missing = [name for name in ("step", "epoch") if row and name not in row]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} missing")
+    return row
+
+
+#: The metrics of an evaluation with its step and epoch; nothing before the first one.
+Row = Annotated[dict[str, float], AfterValidator(_placed)]
+
+
+@dataclass
+class Result:
+    """``result.json``: metrics before training, of the best evaluation and of the last one, and time."""
+
+    first: Row = field(default_factory=dict)  #: before training, where it was evaluated
+    best: Row = field(default_factory=dict)
+    last: Row = field(default_factory=dict)
+    seconds: Seconds = 0.0
+    speed: Seconds = 0.0  #: items per second in training, evaluations and checkpoints apart, at the end
+
+
+class State(TypedDict):
+    """``state.pt``: what a run resumes from."""
+
+    step: Annotated[int, Field(ge=0)]
+    network: dict[str, Any]
+    loss: dict[str, Any]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+    result: Result
+
+
+class CheckpointNotes(TypedDict):
+    """The metadata of ``best.safetensors`` and ``last.safetensors``; a task adds keys of its own."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    config: dict[str, Any]
+    metrics: dict[str, float]
+
+
+class Spread(BaseModel):
+    """An entry of ``seeds.json``: a metric's mean and deviation over seeds."""
+
+    metric: str
+    of: str
+    mean: float
+    deviation: float
+    values: list[float]
+
+
+#: ``machine.json``.
+Machine = dict[str, str]
+
+
+@lru_cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def checked_json(content: str | bytes, kind: Any, name: str) -> Any:
+    """JSON as an object of this kind; ``name`` says in messages where it is from."""
+    try:
+        return _adapter(kind).validate_json(content)
+    except ValidationError as error:
+        raise _fault(error, name) from None
+
+
+def checked(value: Any, kind: Any, name: str) -> Any:
+    """The same for what was read already."""
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise _fault(error, name) from None
+
+
+def read_json(path: Path, kind: Any) -> Any:
+    """The content of a file of a run."""
+    return checked_json(path.read_bytes(), kind, str(path))
+
+
+def _fault(error: ValidationError, name: str) -> UserError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return UserError(f"{name}: {place + ': ' if place else ''}{message[0].lower()}{message[1:]}")

@@ -1,0 +1,362 @@
+"""The files of a run: whole or not there, with a checksum, and one line for those that are broken."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rankgrad.lab import recipes
+from rankgrad.lab.cli import main
+from rankgrad.lab.recipes import run
+from rankgrad.lab.training import checkpoint, log
+from rankgrad.lab.training.errors import UserError, printable
+from rankgrad.lab.training.loop import Trainer
+
+from runs import rows, stop_after
+
+SHORT = ["epochs=1", "save_minutes=0", "evaluate_first=false", "device=cpu"]
+
+
+def told(*arguments):
+    """The message of a command that fails."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    assert isinstance(caught.value.code, str), caught.value.code
+    assert caught.value.code.startswith("rankgrad: ")
+    return caught.value.code
+
+
+def flipped(path, bit):
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return run.run("digits", SHORT, out=str(tmp_path_factory.mktemp("runs") / "a"))[0]
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    import shutil
+
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+def test_a_state_is_what_was_saved_and_torch_reads_it_too(tmp_path):
+    state = {"step": 3, "tensor": torch.arange(5.0), "nested": {"a": [1, 2.5, None]}}
+    checkpoint.save_state(tmp_path / "s.pt", state)
+    for found in (checkpoint.load_state(tmp_path / "s.pt"), torch.load(tmp_path / "s.pt", weights_only=True)):
+        assert torch.equal(found.pop("tensor"), state["tensor"])
+        assert found == {"step": 3, "nested": {"a": [1, 2.5, None]}}
+
+
+@pytest.mark.parametrize("name", ["state.pt", "best.safetensors"])
+def test_every_flipped_bit_is_noticed(copied, name):
+    path = copied / name
+    load = checkpoint.load_state if name == "state.pt" else checkpoint.load_weights
+    load(path)
+    whole, draw = path.read_bytes(), random.Random(0)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    places = [draw.randrange(8 * len(whole)) for _ in range(40)]
+    places += [draw.randrange(8 * header) for _ in range(40)] if name != "state.pt" else []
+    places += [8 * len(whole) - 1 - n for n in range(0, 8 * 100, 37)]  # the end, where a state has its checksum
+    for bit in places:
+        flipped(path, bit)
+        if b'"sha256"' in path.read_bytes() or name == "state.pt":  # (else it reads as one of an earlier version)
+            with pytest.raises(UserError, match=str(path)) as caught:
+                load(path)
+            assert "\n" not in str(caught.value)
+        path.write_bytes(whole)
+    for length in (0, 1, 7, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=str(path)):
+            load(path)
+
+
+def test_the_same_weights_are_the_same_bytes(tmp_path):
+    """In several processes: the order of a Rust map differs from one to the next."""
+    code = (
+        "import sys, pathlib, torch; from rankgrad.lab.training import checkpoint\n"
+        "torch.manual_seed(0); net = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(9)])\n"
+        "for n in range(4):\n"
+        "    checkpoint.save_weights(pathlib.Path(f'{sys.argv[1]}{n}'), net, {'config': {}, 'b': [1]})"
+    )
+    for process in "ab":
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / process)], check=True)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    assert len(list(tmp_path.iterdir())) == 8
+
+
+def test_safetensors_reads_our_files(tmp_path):
+    from safetensors import safe_open
+
+    network = torch.nn.Linear(2, 3)
+    checkpoint.save_weights(tmp_path / "a.safetensors", network, {"config": {}, "metrics": {}})
+    with safe_open(tmp_path / "a.safetensors", framework="pt") as file:
+        assert file.metadata().keys() == {"format", "rankgrad", "sha256"}
+        assert torch.equal(file.get_tensor("weight"), network.weight)
+
+
+def test_a_damaged_state_offers_the_one_before(tmp_path, monkeypatch):
+    whole, _ = run.run("digits", SHORT, out=str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("digits", SHORT, out=str(tmp_path / "cut"))
+    cut = tmp_path / "cut"
+    flipped(cut / "state.pt", 8 * 4000)
+    message = told("train", cut, "--resume")
+    assert message == (
+        f"rankgrad: --resume: {cut}/state.pt is damaged (its checksum does not match its content); the one before "
+        "it, of step 4, is whole: --resume --previous continues from it"
+    )
+    run.run(str(cut), resume=True, previous=True)
+    assert rows(cut) == rows(whole)
+    assert (cut / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
+    for name in ("state.pt", "state.previous.pt"):  # neither is the damaged one
+        checkpoint.load_state(cut / name)
+
+
+def test_two_damaged_states_are_both_refused(copied):
+    for name in ("state.pt", "state.previous.pt"):
+        flipped(copied / name, 8 * 4000)
+    assert "there is no whole one before it" in told("train", copied, "--resume")
+    assert f"{copied}/state.previous.pt is damaged" in told("train", copied, "--resume", "--previous")
+    (copied / "state.previous.pt").unlink()
+    assert "--previous: there is no checkpoint" in told("train", copied, "--resume", "--previous")
+    assert "--previous: expected --resume" in told("train", copied, "--previous")
+
+
+def test_a_damaged_best_checkpoint_is_told_before_training(copied, monkeypatch):
+    flipped(copied / "best.safetensors", 8 * 5000)
+    assert f"{copied}/best.safetensors is damaged" in told("train", copied, "--resume")
+
+
+def test_a_file_system_without_hard_links(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for step in (1, 2, 3):
+        checkpoint.save_state(tmp_path / "s.pt", {"step": step})
+    assert checkpoint.load_state(tmp_path / "s.pt") == {"step": 3}
+    assert checkpoint.load_state(tmp_path / "s.previous.pt") == {"step": 2}
+
+
+def test_a_run_that_only_has_the_previous_state_goes_on(copied):
+    (copied / "state.pt").unlink()
+    run.run(str(copied), resume=True)
+    assert checkpoint.load_state(copied / "state.pt")["step"] == 8
+
+
+@pytest.mark.parametrize("limit", [100, 2_000, 30_000, 300_000])
+def test_a_full_disk_is_one_line(tmp_path, limit):
+    """A limit on the size of files fails as a full disk does: the message names the file, old ones stay."""
+    out = tmp_path / "a"
+    run.run("digits", SHORT, out=str(out))
+    before = (out / "state.pt").read_bytes()
+    code = (
+        "import resource, sys; from rankgrad.lab.cli import main\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        "main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "train", str(out), "epochs=1", "--out", str(tmp_path / "b")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 1
+    (line,) = ended.stderr.strip().splitlines()
+    assert line.startswith(f"rankgrad: {tmp_path}/b/") and "cannot be written (File too large)" in line
+    assert "it needs" in line and "are free" in line
+    assert not list(tmp_path.glob("b/.*.part"))
+    assert (out / "state.pt").read_bytes() == before
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "state.pt"
+    checkpoint.save_state(path, {"step": 1})
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot be written .*it needs .* MB.*that was there is unchanged"):
+            checkpoint.save_state(path, {"step": 2, "much": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert checkpoint.load_state(path) == {"step": 1}
+    assert os.listdir(tmp_path) == ["state.pt"]
+
+
+def test_parts_of_killed_runs_are_removed(tmp_path):
+    (tmp_path / "a").mkdir()
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    old = [tmp_path / "a" / f".state.pt.{process}.part" for process in (dead.pid, os.getpid())]
+    kept = [tmp_path / "a" / f".state.pt.{os.getppid()}.part", tmp_path / "a" / ".mine.part"]
+    for path in (*old, *kept):
+        path.write_text("half")
+    run.run("digits", SHORT, out=str(tmp_path / "a"), resume=True)
+    assert not any(path.exists() for path in old) and all(path.exists() for path in kept)
+
+
+BROKEN = {
+    "config.yaml": [
+        b"\xff\xfe\x00task",
+        b"task: [1]",
+        b"task: {a: 1}",
+        b"a: " + b"[" * 3000 + b"]" * 3000,
+        b"seed: 1" + b"0" * 400,
+        b"seed: 1" + b"0" * 5000,
+        b"seed: 0x1" + b"0" * 5000,
+        b"a: &a [1]\nb: [*a, *a]",
+        b"seed: 2020-13-45",
+        b"a: \x00",
+        b"a: 'b\xc2\x85\n\n",
+        b"- 1",
+        b"",
+        b"1",
+        b"task: retrieval\ndata: {name: digits}\nloss: 3",
+        b"task: retrieval\n? [1, 2]\n: 3",
+    ],
+    "machine.json": [b"{", b"[]", b"\xff", b'{"started": 1}', b"[" * 5000],
+    "result.json": [
+        b"",
+        b"[1]",
+        b'{"best": 3}',
+        b'{"best": {"R@1": 3}}',
+        b'{"best": {"epoch": 1, "step": 1, "R@1": "x"}}',
+        b'{"seconds": Infinity}',
+        b'{"seconds": -1}',
+    ],
+    "steps.csv": [b"step,loss\n1,x\n2,0.5\n", b"\xff\xfe", b"step,loss\n1\n2,3\n", b"a\x00b\n1\n", b"a,b\n1,2\n"],
+    "evaluations.csv": [b"step,epoch,R@1\n1,2,3,4\n1,2,3\n", b"\xffstep\n1\n", b"R@1\n3\n"],
+    "examples.json": [b"{}", b"3", b'{"examples": [{}], "hardest": []}', b"\x80"],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, c) for name, all_of in BROKEN.items() for c in all_of])
+def test_broken_run_files_are_one_line_that_names_them(copied, name, content):
+    (copied / name).write_bytes(content)
+    message = told("report", copied)
+    assert str(copied / name) in message
+    assert "\n" not in message and len(message) < len(str(copied)) + 300
+
+
+def test_broken_seeds(tmp_path):
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "config.yaml").write_text("")
+    for content in (b"{}", b'[{"metric": 1}]', b"\xff"):
+        (tmp_path / "seeds.json").write_bytes(content)
+        (tmp_path / "seed-0" / "config.yaml").write_bytes(recipes.recipe_text("digits").encode())
+        assert f"{tmp_path}/seeds.json" in told("report", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "machine.json", "steps.csv", "evaluations.csv"])
+def test_broken_run_files_are_told_when_a_run_goes_on(copied, name):
+    for content in BROKEN[name][:5]:
+        (copied / name).write_bytes(content)
+        assert str(copied / name) in told("train", copied, "--resume")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        [1, 2],
+        "text",
+        {},
+        {"step": -1},
+        {"step": "3", "network": {}, "loss": {}, "optimizer": {}, "scaler": {}, "result": 3},
+        {"step": 3, "network": {}, "loss": {}, "optimizer": {}, "scaler": {}, "result": {}},
+        {"step": 3, "network": [], "loss": {}, "optimizer": {}, "scaler": {}, "result": {}},
+    ],
+)
+def test_states_of_another_kind(copied, state):
+    (copied / "state.previous.pt").unlink()
+    checkpoint.save_state(copied / "state.pt", state)
+    message = told("train", copied, "--resume")
+    assert f"{copied}/state.pt" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04", b"x" * 5000])
+def test_states_that_are_none(copied, content):
+    (copied / "state.pt").write_bytes(content)
+    assert f"{copied}/state.pt is damaged" in told("train", copied, "--resume")
+
+
+@pytest.mark.parametrize("metadata", ["no JSON", "3", "{}", '{"config": 3, "metrics": {}}', '{"config": {}}'])
+def test_metadata_of_another_kind(tmp_path, metadata, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    monkeypatch.setattr(
+        json, "dumps", lambda value, _dumps=json.dumps, **k: metadata if value == 7 else _dumps(value, **k)
+    )
+    checkpoint.save_weights(path, torch.nn.Linear(2, 3), 7)
+    message = told("eval", path)
+    assert f"CHECKPOINT: {path}, metadata: " in message and "\n" not in message
+
+
+def test_a_checkpoint_without_a_task(tmp_path):
+    checkpoint.save_weights(tmp_path / "a.safetensors", torch.nn.Linear(2, 3), {"config": {}, "metrics": {}})
+    assert "task: unknown value None" in told("eval", tmp_path / "a.safetensors")
+
+
+def test_yaml_bombs_are_refused_at_once(tmp_path):
+    import time
+
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(lines))
+    begin = time.monotonic()
+    message = told("train", tmp_path / "bomb.yaml")
+    assert f"{tmp_path}/bomb.yaml" in message and "line 2" in message and "alias" in message
+    assert time.monotonic() - begin < 5
+
+
+def test_names_with_escape_sequences(tmp_path, capfd):
+    evil = "\x1b[2J\x07\u202eevil\udcff\n"
+    assert printable(evil) == "\\x1b[2J\\x07\\u202eevil\\udcff\n"
+    message = told("train", tmp_path / evil)
+    assert "\x1b" not in message and "\\x1b[2J" in message
+    with log.progress(f"{evil}{{x}}[bold]", 3, 0, show=True) as bar:
+        bar.say(f"skipped {evil} [red]")
+    out = capfd.readouterr().out
+    assert "\x1b[2J" not in out and "\\x1b[2J" in out and "[red]" in out and "{x}[bold]" in out
+
+
+def test_tables(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("step,loss\n1,0.5\n2,0.2")
+    assert log.read_table(path) == [{"step": 1.0, "loss": 0.5}, {"step": 2.0, "loss": 0.2}]
+    for torn in ("step,loss\n1,0.5\n2", "step,loss\n1,0.5\n2,", "step,loss\n1,0.5\n2,0.e"):
+        path.write_text(torn)
+        assert log.read_table(path) == [{"step": 1.0, "loss": 0.5}]
+    for empty in ("", "step,loss\n", "\n"):
+        path.write_text(empty)
+        assert log.read_table(path) == []
+
+
+def test_a_run_killed_between_an_evaluation_and_its_checkpoint(tmp_path, monkeypatch):
+    """The row of the evaluation is in the table, the state does not know it: it is evaluated again, once."""
+    settings = [*SHORT, "epochs=2"]
+    whole, _ = run.run("digits", settings, out=str(tmp_path / "whole"))
+    inner, saves = Trainer._save, []
+
+    def save(self):
+        if self.result.last and not saves:
+            saves.append(1)
+            raise KeyboardInterrupt
+        inner(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_save", save)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("digits", settings, out=str(tmp_path / "cut"))
+    assert len(rows(tmp_path / "cut", "evaluations")) == 1
+    cut, _ = run.run("digits", settings, out=str(tmp_path / "cut"), resume=True)
+    assert rows(cut, "evaluations") == rows(whole, "evaluations") and rows(cut) == rows(whole)
+    assert (cut / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()

@@ -1,0 +1,181 @@
+"""Runs that are asked to stop: Ctrl-C, SIGTERM, SIGHUP; saved after the step at hand and exact to continue."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rankgrad.lab.cli import main
+from rankgrad.lab.recipes import run
+from rankgrad.lab.training import checkpoint, log, signals
+from rankgrad.lab.training.errors import Interrupted
+from rankgrad.lab.training.loop import Trainer
+
+from runs import rows
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+DIGITS = ["epochs=2", "save_minutes=1000", "evaluate_first=true", "device=cpu"]  # 8 steps an epoch
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers(monkeypatch):
+    """What a command in a terminal has; under nohup or in the background signals are ignored."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return run.run("digits", DIGITS, out=str(tmp_path_factory.mktemp("whole") / "a"))[0]
+
+
+def send(monkeypatch, number, at):
+    """Send this process a signal in the step ``at``."""
+    inner = Trainer._train_one
+
+    def one(self, network):
+        if self.step == at:
+            os.kill(os.getpid(), number)
+        inner(self, network)
+
+    monkeypatch.setattr(Trainer, "_train_one", one)
+
+
+def assert_same_run(cut, whole):
+    for table in ("steps", "evaluations"):
+        assert rows(cut, table) == rows(whole, table)
+    for name in ("last", "best"):
+        assert (cut / f"{name}.safetensors").read_bytes() == (whole / f"{name}.safetensors").read_bytes()
+    results = [json.loads((folder / "result.json").read_text()) for folder in (cut, whole)]
+    assert results[0]["best"] == results[1]["best"] and results[0]["last"] == results[1]["last"]
+    assert (cut / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 0), (signal.SIGTERM, 7), (signal.SIGHUP, 15)])
+def test_a_stopped_run_loses_nothing(tmp_path, monkeypatch, capfd, whole, number, at):
+    """In a step, in the last of an epoch, in the last of all: saved after it, and exact to continue."""
+    with monkeypatch.context() as patch:
+        send(patch, number, at)
+        with pytest.raises(Interrupted) as caught:
+            run.run("digits", DIGITS, out=str(tmp_path / "cut"))
+    assert caught.value.number == number
+    assert checkpoint.load_state(tmp_path / "cut" / "state.pt")["step"] == len(rows(tmp_path / "cut")) == at + 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL is signal.getsignal(signal.SIGHUP)
+    assert "stopping after this step" in capfd.readouterr().err
+    cut, _ = run.run("digits", DIGITS, out=str(tmp_path / "cut"), resume=True)
+    assert_same_run(cut, whole)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_exit_status_says_which_signal(tmp_path, monkeypatch, capsys, number):
+    send(monkeypatch, number, 2)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "digits", *DIGITS, "evaluate_first=false", "--out", str(tmp_path / "a")])
+    assert caught.value.code == 128 + number
+    assert "rankgrad: interrupted; --resume continues" in capsys.readouterr().err
+
+
+def test_an_evaluation_is_left_at_once_and_repeated(tmp_path, monkeypatch, whole):
+    from rankgrad.lab.retrieval.task import RetrievalTask
+
+    inner, evaluated = RetrievalTask.evaluate, []
+
+    def evaluate(self):
+        evaluated.append(1)
+        if len(evaluated) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("went on")
+        return inner(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RetrievalTask, "evaluate", evaluate)
+        with pytest.raises(Interrupted):
+            run.run("digits", DIGITS, out=str(tmp_path / "cut"))
+    assert checkpoint.load_state(tmp_path / "cut" / "state.pt")["step"] == 8
+    assert [row["step"] for row in rows(tmp_path / "cut", "evaluations")] == ["0"]
+    cut, _ = run.run("digits", DIGITS, out=str(tmp_path / "cut"), resume=True)
+    assert_same_run(cut, whole)
+
+
+def test_stopped_before_the_first_step(tmp_path, monkeypatch):
+    """There is nothing to save yet, and a checkpoint of step 0 is not written."""
+    from rankgrad.lab.retrieval.task import RetrievalTask
+
+    monkeypatch.setattr(RetrievalTask, "evaluate", lambda self: os.kill(os.getpid(), signal.SIGHUP))
+    with pytest.raises(Interrupted):
+        run.run("digits", DIGITS, out=str(tmp_path / "a"))
+    assert not (tmp_path / "a" / "state.pt").exists()
+
+
+def test_ignored_signals_stay_ignored(monkeypatch):
+    """nohup ignores SIGHUP, a shell ignores SIGINT of what runs in the background: both mean to go on."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with signals.noted() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not stop.number
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN is signal.getsignal(signal.SIGINT)
+
+
+def test_nobody_may_be_there_to_read_that_a_run_stops(tmp_path):
+    """Ctrl-C ends `tee` too, behind `2>&1 | tee log`."""
+    code = (
+        "import os, signal; from rankgrad.lab.training import signals\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "os.close(2)\n"
+        "with signals.noted() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGINT); print(stop.number)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert shown == "2\n"
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path, monkeypatch):
+    calls = []
+
+    def one(self, network):
+        calls.append(self.step)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr(Trainer, "_train_one", one)
+    with pytest.raises(KeyboardInterrupt):
+        run.run("digits", ["epochs=1", "evaluate_first=false", "device=cpu"], out=str(tmp_path / "a"))
+    assert calls == [0] and not (tmp_path / "a" / "state.pt").exists()
+
+
+def test_two_processes_stop_together(tmp_path):
+    """SIGTERM to torchrun, as Slurm sends it: both processes end after the same step, saved, exact to continue."""
+    settings = ["epochs=30", "save_minutes=1000", "evaluate_first=false", "device=cpu", "batch.size=40"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += ["-m", "rankgrad", "train", "digits", *settings, "--out", str(tmp_path / "a")]
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        deadline = time.monotonic() + 200
+        while process.poll() is None and time.monotonic() < deadline:
+            if len(log.read_table(tmp_path / "a" / "steps.csv")) >= 3:
+                process.send_signal(signal.SIGTERM)
+                break
+            time.sleep(0.05)
+        begin = time.monotonic()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+    assert time.monotonic() - begin < 30  # torchrun kills after 30 s
+    steps = len(rows(tmp_path / "a"))
+    assert 3 <= steps < 30 * 22, (tmp_path / "said").read_text()
+    assert checkpoint.load_state(tmp_path / "a" / "state.pt")["step"] == steps
+    assert process.returncode != 0
