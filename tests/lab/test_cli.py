@@ -180,7 +180,7 @@ def test_seeds_go_on_as_seeds(tmp_path):
     assert told == f"rankgrad: --resume: {out} was begun with --seeds, say how many again"
     (out / "seed-0" / "state.pt").write_bytes(b"")
     again = ["train", "folder", "--data", tmp_path / "data", "--out", out, "--resume", "--seeds", 2, *SMALL]
-    assert cli(*again).startswith(f"rankgrad: --resume: {out / 'seed-0' / 'state.pt'} cannot be read (")
+    assert cli(*again).startswith(f"rankgrad: --resume: {out / 'seed-0' / 'state.pt'} is damaged")
 
 
 def test_names_of_files_that_are_no_utf8(tmp_path):

@@ -109,10 +109,10 @@ def test_unknown_recipes_and_tasks(tmp_path):
     with pytest.raises(UserError, match=r"no recipe.*'cubb', did you mean 'cub'"):
         recipes.load("cubb")
     (tmp_path / "mine.yaml").write_text("task: retreival\n")
-    with pytest.raises(UserError, match=r"^task: unknown value 'retreival', did you mean 'retrieval'"):
+    with pytest.raises(UserError, match=r"mine\.yaml: task: unknown value 'retreival', did you mean 'retrieval'"):
         recipes.load(str(tmp_path / "mine.yaml"))
     (tmp_path / "mine.yaml").write_text("task: retrieval\ndata: {name: digits}\n")
-    with pytest.raises(UserError, match=r"^loss: missing"):
+    with pytest.raises(UserError, match=r"mine\.yaml: loss: missing"):
         recipes.load(str(tmp_path / "mine.yaml"))
 
 

@@ -371,7 +371,7 @@ def test_boxes_stay_float32_in_half_precision():
 
 
 @pytest.mark.parametrize("name", list(voc.ROWS))
-def test_benchmark_countare_valid(name):
+def test_benchmark_rows_are_valid(name):
     _, config = recipes.load("voc07", voc.ROWS[name].split())
     if config.loss.name == "ranking":
         RegionLoss(**config.loss.options())

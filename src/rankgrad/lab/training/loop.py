@@ -112,7 +112,7 @@ class Trainer:
                 else:
                     self._train_one(network)
                 read = self.device.type == "cpu" or self.step % READ_EVERY == 0 or self._epoch_ends()
-                if read:
+                if read and not evaluate:
                     bar.advance(self.step, self._read_losses())
                     for line in self._told:
                         bar.say(line)

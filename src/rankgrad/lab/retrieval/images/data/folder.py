@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rankgrad.lab.retrieval.images.config import Data
 from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, by_classes, by_items, numbered
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.errors import UserError, printable
 from rankgrad.lab.vision.folders import root_of
 from rankgrad.lab.vision.images import SUFFIXES
 
@@ -53,4 +53,5 @@ def _classes(root: Path) -> Items:
     if not paths:
         raise UserError(f"--data: no images in {root}/<class>/ ({', '.join(sorted(SUFFIXES))})")
     labels, class_names = numbered(classes)
-    return Items(paths, labels, None, [str(p.relative_to(root)) for p in paths], class_names)
+    names = [printable(str(p.relative_to(root))) for p in paths]
+    return Items(paths, labels, None, names, [printable(name) for name in class_names])
