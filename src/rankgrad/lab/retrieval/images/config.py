@@ -63,10 +63,11 @@ class Config(RetrievalConfig):
     @classmethod
     def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Before 0.2 every network kept its own pooling and saw images normalised as ImageNet's."""
-        if "pooling" in settings["model"]:
+        model, view = settings.get("model"), settings.get("view")
+        if not isinstance(model, dict) or not isinstance(view, dict) or "pooling" in model:
             return settings
-        model = {**settings["model"], "pooling": "own", "norm": "none"}
-        return {**settings, "model": model, "view": {**settings["view"], "mean": list(MEAN), "std": list(STD)}}
+        model = {**model, "pooling": "own", "norm": "none"}
+        return {**settings, "model": model, "view": {**view, "mean": list(MEAN), "std": list(STD)}}
 
     @model_validator(mode="after")
     def _crops_fit(self) -> Config:
