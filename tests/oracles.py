@@ -163,6 +163,29 @@ def window_gradient(scores, relevance, form, window, margin=0.0, mask=None, dtyp
     return out
 
 
+def spread(scores, mask=None, dtype=np.float64):
+    """Standard deviation of the finite existing scores of a whole call, with its floors."""
+    exists = np.ones(np.shape(scores), bool) if mask is None else np.asarray(mask)
+    values = [float(s) for s, e in zip(np.ravel(scores), np.ravel(exists), strict=True) if e and math.isfinite(s)]
+    if not values:
+        return float(np.finfo(dtype).tiny)
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
+    return max(deviation, 1e-6 * max(abs(v) for v in values), float(np.finfo(dtype).tiny))
+
+
+def windowed_rank_gradient(scores, slopes, window, lists, ties="ordinal", mask=None):
+    """Gradient of a loss of all ranks: one raw lambda, window / max |slope|; ``slopes`` of the list's own loss."""
+    exists = np.ones(len(scores), bool) if mask is None else np.asarray(mask)
+    slopes = np.where(exists, slopes, 0.0)
+    top = np.abs(slopes).max()
+    if top == 0:
+        return np.zeros(len(scores))
+    raw = window / top
+    change = ranks(scores + raw * slopes, ties, mask) - ranks(scores, ties, mask)
+    return np.where(exists, change, 0) / raw / lists
+
+
 def interpolation(y, g, lam):
     """The function whose gradient Algorithm 1 is, for frozen g, raw lambda and integer ranks."""
     moved = y + lam * g

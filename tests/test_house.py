@@ -15,7 +15,7 @@ SOURCE = Path(rankgrad.__file__).parent
 LIBRARY = [
     "_check reach distributed",
     "engine",
-    "ranking memory pairs samplers",
+    "lists ranking memory pairs samplers",
     "metrics",
     "losses graphs",
     "surrogates",

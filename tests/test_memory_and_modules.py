@@ -185,7 +185,7 @@ def test_defaults_are_the_papers():
     recall, ap, classes = rankgrad.RecallLoss(), rankgrad.AveragePrecisionLoss(), rankgrad.ClassRankingLoss()
     assert (recall.lam, recall.margin, recall.weight, recall.memory.size) == (0.2, 0.02, "loglog", 0)
     assert (ap.lam, ap.margin, ap.log, ap.memory.size) == (0.2, 0.05, False, 0)
-    assert (classes.lam, classes.margin, classes.memory.size) == (0.5, 0.15, 7)
+    assert (classes.lam, classes.window, classes.margin, classes.memory.size) == (None, None, 0.15, 7)
     assert (classes.map_weight, classes.pooled_weight, classes.form) == (2, 1, "ap")
 
 
@@ -385,7 +385,7 @@ def test_labels_of_no_class(compiled, wrong):
 def test_ties_of_the_pooled_list_go_by_item():
     """Equal scores, as half precision has many: no class comes before another, and a batch before the memory."""
     generator = torch.Generator().manual_seed(0)
-    loss = rankgrad.ClassRankingLoss(map_weight=0, memory=1)
+    loss = rankgrad.ClassRankingLoss(lam=0.5, map_weight=0, memory=1)
     batches = [
         (torch.randint(0, 4, (40, 5), generator=generator).double(), torch.rand(40, 5, generator=generator) < 0.2)
         for _ in range(2)

@@ -32,7 +32,7 @@ FUNCTIONS = {
     "map": lambda s, r, m: rankgrad.mean_average_precision_loss(s[0], r[0], lam=70.0, mask=m[0]),
     "pooled": lambda s, r, m: rankgrad.pooled_average_precision_loss(s[0], r[0], lam=7.0, mask=m[0]),
     "ndcg": lambda s, r, m: rankgrad.ndcg_loss(s, r, lam=9.0, mask=m),
-    "spearman": lambda s, r, m: rankgrad.spearman_loss(s, 1 + r.float().cumsum(-1), lam=0.7, mask=m),
+    "spearman": lambda s, r, m: rankgrad.spearman_loss(s, target_ranks=1 + r.float().cumsum(-1), lam=0.7, mask=m),
 }
 PER_ELEMENT = [name for name in FUNCTIONS if name not in ("map", "pooled")]
 
@@ -166,11 +166,11 @@ def op_calls():
     tables = weight_tables(torch.rand(4))
     flat, offsets = SCORES.reshape(len(x), -1), torch.arange(0, 34, 11).expand(len(x), -1).contiguous()
     return {
-        "ranks": (rank_ops.ranks, (x[0], exists, "average")),
+        "ranks": (rank_ops.ranks, (x[0], exists, None, "average")),
         "rank": (rank_ops.rank, (rows, exists, 0.7, "ordinal")),
         "rank_backward": (
             rank_ops.rank_backward,
-            (torch.randn(3, 11), x[0], rank_ops.ranks(x[0], None, "min"), None, 0.7, "min"),
+            (torch.randn(3, 11), x[0], rank_ops.ranks(x[0], None, None, "min"), None, 0.7, "min"),
         ),
         "standings": (ops.standings, asked),
         "evaluate": (ops.evaluate_op, asked._replace(tables=tables, form="tables", max_relevant=11)),

@@ -76,6 +76,15 @@ def relevance(value: object, scores: Tensor, *, graded: bool = False) -> Tensor:
     return value
 
 
+def like_scores(name: str, value: object, scores: Tensor) -> Tensor:
+    """Require a tensor of the shape of the scores, on their device; returned without its gradient."""
+    value = tensor(name, value)
+    if value.shape != scores.shape:
+        raise fail(name, f"the shape of scores {list(scores.shape)}", value)
+    same_device(name, value, "scores", scores)
+    return value.detach()
+
+
 def mask(value: object, scores: Tensor) -> Tensor | None:
     """Require a bool mask that broadcasts to the scores; returns it in their shape."""
     if value is None:

@@ -15,6 +15,7 @@ from rankgrad.engine import ops, rank_ops
 from rankgrad.engine.precision import compute_dtype
 from rankgrad.engine.slopes import value_and_slope
 from rankgrad.engine.spread import moments, spread_of
+from rankgrad.lists import Lists
 from rankgrad.reach import Reach, reach_of
 
 _LONGEST_CUDA_SORT = 2**31 - 1
@@ -164,6 +165,8 @@ def rank_loss(
     mask: Tensor | None = None,
     reduction: str = "mean",
     spread: Tensor | None = None,
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     r"""A loss of your own from any differentiable function of the ranks.
 
@@ -185,6 +188,9 @@ def rank_loss(
             A list without any item does not count.
         reduction: ``"mean"`` over the lists that count, ``"sum"``, or ``"none"`` for one loss a list.
         spread: The spread of all scores, a scalar tensor, where other processes have some of them.
+        groups: For scores of one dimension, the id of each item's list, int64 in any order. ``fn`` then takes the
+            ranks ``[N]`` and returns a loss for each id, in ascending order.
+        num_groups: How many groups there are, as in :func:`recall_loss`.
 
     Returns:
         A scalar, or ``[...]`` for ``"none"``.
@@ -199,75 +205,94 @@ def rank_loss(
     if not callable(fn):
         raise TypeError(f"fn: expected a callable ranks -> list losses, received {type(fn).__name__}")
     scores = _check.floating("scores", scores)
-    reach = reach_of(lam, window, compute_dtype(scores.dtype))
-    _check.one_of("ties", ties, _check.TIES)
-    _check.one_of("reduction", reduction, _check.REDUCTIONS)
     mask = _check.mask(mask, scores)
-
-    rows = _as_lists("scores", scores)
-    exists = None if mask is None else _as_lists("mask", mask)
-    before = rank_ops.ranks(rows.detach(), exists, ties)
-    if exists is None:
-        items = before.new_full(rows.shape[:1], rows.shape[-1], dtype=torch.int64)
-    else:
-        items = exists.sum(-1)
-    counts = items > 0
-    lists = counts.sum()
+    lists = Lists(scores, groups, num_groups, by_list=True)
 
     def list_losses(ranks: Tensor) -> Tensor:
-        losses = fn(ranks.reshape(scores.shape))
-        if not isinstance(losses, Tensor) or losses.shape != scores.shape[:-1]:
-            raise _check.fail("fn", f"to return one loss per list, shape {list(scores.shape[:-1])}", losses)
-        return losses.reshape(-1).double().where(counts, 0)
+        losses = fn(lists.take(ranks))
+        if not isinstance(losses, Tensor) or losses.shape != lists.shape:
+            raise _check.fail("fn", f"to return one loss per list, shape {list(lists.shape)}", losses)
+        return losses.reshape(1, -1)
+
+    reach = reach_of(lam, window, compute_dtype(scores.dtype))
+    return loss_of_ranks(
+        list_losses, lists, lists.put(scores), lists.put_optional(mask), reach, ties, reduction, spread
+    )
+
+
+def loss_of_ranks(
+    fn: Callable[[Tensor], Tensor],
+    lists: Lists,
+    scores: Tensor,
+    mask: Tensor | None,
+    reach: Reach,
+    ties: str,
+    reduction: str,
+    spread: Tensor | None,
+) -> Tensor:
+    """:func:`rank_loss` in the engine's layout: ``fn`` takes and ``scores`` are what ``lists.put`` returns.
+
+    ``spread`` is needed (and not taken from these scores) where others have some of them or the scores were
+    shifted.
+    """
+    _check.one_of("ties", ties, _check.TIES)
+    _check.one_of("reduction", reduction, _check.REDUCTIONS)
+    layout, dtype = lists.layout, compute_dtype(scores.dtype)
+    before = ranks_of(lists, scores.detach(), mask, ties)
+    items = layout.total(torch.ones_like(before, dtype=torch.int64) if mask is None else mask.long())
+    counts = items > 0
+    counting = counts.sum(-1)
+
+    def list_losses(ranks: Tensor) -> Tensor:
+        return fn(ranks).double().where(counts, 0)
 
     if ops.gradient_wanted(scores):
-        dtype = compute_dtype(rows.dtype)
-        losses, slopes = value_and_slope(list_losses, before, counts.double())
-        scale, divisor = _scale(reach, slopes.double(), items, lists, _spread(reach, rows, exists, spread), dtype)
-        gradient = _rank_changes(rows.detach(), before, scale.unsqueeze(-1) * slopes, exists, ties)
+        losses, slopes = value_and_slope(list_losses, before, counts.double() / counting.clamp(min=1))
+        slopes = slopes.double() if mask is None else slopes.double().where(mask, 0)
+        if reach.kind == "lam":
+            divisor = reach.strength * items.clamp(min=1).double()
+        else:  # one raw lambda for each list: its longest step is the window
+            window = torch.as_tensor(reach.strength, dtype=torch.float64, device=scores.device)
+            if reach.kind == "share":
+                window = (window * (spread_over(scores, mask) if spread is None else spread)).to(dtype).double()
+            top = layout.largest(slopes.abs())
+            divisor = window / top.where(top != 0, 1)
+        steps = (layout.per_item(divisor) * slopes).to(dtype)
+        moved = scores.detach().to(dtype) + steps
+        if mask is not None:
+            moved = moved.where(mask, 0)  # NaN may stand where no item is
+        gradient = ranks_of(lists, moved.nan_to_num(0.0, torch.inf, -torch.inf), mask, ties) - before
+        gradient = gradient if mask is None else gradient.where(mask, 0)
+        bad = layout.per_item(layout.total(moved.isnan().long())) > 0  # fn has no slope there
+        gradient = gradient.masked_fill(bad, torch.nan)
     else:
-        losses, gradient, divisor = list_losses(before), before[:, :0], items.double()
-    answer = losses[None], gradient[None], divisor[None], lists[None]
-    loss: Tensor = ops.reduce_lists(rows[None], *answer, None, reduction)
-    return loss.reshape(scores.shape[:-1]) if reduction == "none" else loss.reshape(())
+        losses, gradient, divisor = list_losses(before), before[..., :0], items.double()
+    loss: Tensor = ops.reduce_lists(scores, losses, gradient, divisor, counting, lists.offsets, reduction)
+    return loss.reshape(lists.shape if reduction == "none" else ())
 
 
-def _spread(reach: Reach, rows: Tensor, exists: Tensor | None, given: Tensor | None) -> Tensor | None:
-    if reach.kind != "share" or given is not None:
-        return given
-    of_all = moments(rows[None], None if exists is None else exists[None])
-    return spread_of(of_all[None], compute_dtype(rows.dtype)).squeeze(0)
-
-
-def _scale(
-    reach: Reach, slopes: Tensor, items: Tensor, lists: Tensor, spread: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """What the slopes of each list are multiplied by to become steps, and what its rank changes are divided by.
-
-    By lambda, that is lam n / L and lam n. By a window w it is one raw lambda per list, w / max |slope|: the
-    longest step is w.
-    """
-    if reach.kind == "lam":
-        n = reach.strength * items.clamp(min=1).double()
-        return n / lists.clamp(min=1), n
-    window = torch.as_tensor(reach.strength, dtype=torch.float64, device=slopes.device)
-    if reach.kind == "share":
-        assert spread is not None
-        window = (window * spread).to(dtype).double()
-    top = slopes.abs().amax(-1) if slopes.shape[-1] else slopes.sum(-1)
-    scale = window / top.where(top > 0, 1)
-    return scale, scale * lists.clamp(min=1)
-
-
-def _rank_changes(scores: Tensor, before: Tensor, steps: Tensor, exists: Tensor | None, ties: str) -> Tensor:
-    """Ranks at ``scores + steps``, minus the ranks before."""
+def lowered(scores: Tensor, shares: Tensor, margin: tuple[float, bool], spread: Tensor | None) -> Tensor:
+    """Scores less the margin times ``shares``; ``margin`` is from :func:`rankgrad.reach.margin_of`."""
+    alpha, is_share = margin
+    if alpha == 0:
+        return scores
     dtype = compute_dtype(scores.dtype)
-    steps = steps.to(dtype)
-    if exists is not None:
-        steps = steps.where(exists, 0)
-    moved = scores.to(dtype) + steps
-    if exists is not None:
-        moved = moved.where(exists, 0)  # NaN may stand where no item is
-    changes: Tensor = rank_ops.ranks(moved.nan_to_num(0.0, torch.inf, -torch.inf), exists, ties) - before
-    changes = changes if exists is None else changes.where(exists, 0)
-    return changes.masked_fill(moved.isnan().any(-1, keepdim=True), torch.nan)  # fn has no slope there
+    by = shares * alpha
+    if is_share:
+        assert spread is not None
+        by = by * spread
+    return scores.to(dtype) - by.to(dtype)
+
+
+def spread_over(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The spread of a call's scores, a float64 scalar; both in the engine's layout."""
+    return spread_of(moments(scores, mask).unsqueeze(0), compute_dtype(scores.dtype)).squeeze(0)
+
+
+def ranks_of(lists: Lists, scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
+    """Exact ranks, not differentiable, in the engine's layout."""
+    if lists.offsets is not None:
+        return rank_ops.ranks(scores, mask, lists.offsets, ties)  # type: ignore[no-any-return]
+    rows = None if mask is None else _as_lists("mask", mask)
+    out = rank_ops.ranks(_as_lists("scores", scores), rows, None, ties)
+    return out.unsqueeze(0)  # type: ignore[no-any-return]

@@ -6,7 +6,6 @@ each of its elements a call.
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
 import inspect
-import math
 from typing import Any
 
 import torch
@@ -279,41 +278,31 @@ class _ListLoss(torch.autograd.Function):
     """:func:`evaluate` and :func:`reduce_lists` as one step of autograd, past torch's dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, request: Request, reduction: str) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, request: Request, reduction: str, shape: tuple[int, ...]) -> Tensor:
         answer = evaluate(request)
         # Its own memory and no view: a caller may write `loss *= 0.5`.
-        shape, reduced = _list_shape(scores, request), answer.losses.shape
-        if reduction != "none":
-            shape, reduced = (), answer.lists.shape
         out = torch.empty(shape, dtype=request.dtype, device=scores.device)
-        _reduced(answer.losses, answer.lists, reduction, out.view(reduced))
-        _reduce_setup(ctx, (request.scores, *answer, request.offsets, reduction), out)
-        ctx.scores_shape, ctx.upstream_shape = scores.shape, reduced
+        ctx.upstream_shape = answer.losses.shape if reduction == "none" else answer.lists.shape
+        _reduced(answer.losses, answer.lists, reduction, out.view(ctx.upstream_shape))
+        _reduce_setup(ctx, (scores, *answer, request.offsets, reduction), out)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None]:
-        grad = _reduce_backward(ctx, upstream.reshape(ctx.upstream_shape))[0]
-        return None if grad is None else grad.reshape(ctx.scores_shape), None, None
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None, None]:
+        return _reduce_backward(ctx, upstream.reshape(ctx.upstream_shape))[0], None, None, None
 
 
-def as_lists(tensor: Tensor) -> Tensor:
-    """``[..., n]`` as one call's lists."""
-    return tensor.reshape(1, math.prod(tensor.shape[:-1]), tensor.shape[-1])
+def list_loss(scores: Tensor, request: Request, reduction: str, shape: tuple[int, ...]) -> Tensor:
+    """The loss of a call, differentiable with respect to ``scores``, which the request holds detached.
 
-
-def _list_shape(scores: Tensor, request: Request) -> tuple[int, ...]:
-    return tuple(scores.shape[:-1]) if request.offsets is None else (request.offsets.shape[1] - 1,)
-
-
-def list_loss(scores: Tensor, request: Request, reduction: str) -> Tensor:
-    """The loss of a call, differentiable with respect to ``scores``, which the request holds detached."""
+    ``shape`` is that of the caller's lists, for the reduction ``"none"``.
+    """
+    shape = shape if reduction == "none" else ()
     if is_plain_call(scores):
-        return _ListLoss.apply(scores, request, reduction)  # type: ignore[no-any-return]
-    answer = evaluate_op(*request)
-    loss: Tensor = reduce_lists(scores.reshape(request.scores.shape), *answer, request.offsets, reduction)
-    return loss.reshape(_list_shape(scores, request) if reduction == "none" else ())
+        return _ListLoss.apply(scores, request, reduction, shape)  # type: ignore[no-any-return]
+    loss: Tensor = reduce_lists(scores, *evaluate_op(*request), request.offsets, reduction)
+    return loss.reshape(shape)
 
 
 # ------------------------------------------------------------------------------------ a question

@@ -6,24 +6,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankgrad.engine.layouts import Ragged, Rows
 from rankgrad.engine.precision import compute_dtype, rank_dtype
 from rankgrad.engine.ranker import exact_ranks
 from rankgrad.engine.registration import check_nan, fake_of, op, vmap_over_calls, waits_for_checks
 
 
 @op
-def ranks(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
-    """Exact ranks of ``[lists, n]`` scores, not differentiable. On a GPU a list with a NaN ranks NaN."""
+def ranks(scores: Tensor, mask: Tensor | None, offsets: Tensor | None, ties: str) -> Tensor:
+    """Exact ranks of ``[lists, n]`` scores (``[calls, N]`` with the offsets of ragged lists), not differentiable.
+
+    On a GPU a list with a NaN ranks NaN.
+    """
     nan = scores.isnan() if mask is None else scores.isnan() & mask
-    out = exact_ranks(scores, mask, ties)
-    out.masked_fill_(nan.any(-1, keepdim=True), torch.nan)
+    out = exact_ranks(scores, mask, ties, offsets)
+    lists = Rows() if offsets is None else Ragged(offsets, scores.shape[-1])
+    out.masked_fill_(lists.per_item(lists.total(nan.long())) > 0, torch.nan)
     if waits_for_checks(scores, check_finite=False):
         check_nan(out)
     return out
 
 
 @fake_of("ranks")
-def _(scores: Tensor, mask: Tensor | None, ties: str) -> Tensor:
+def _(scores: Tensor, mask: Tensor | None, offsets: Tensor | None, ties: str) -> Tensor:
     return scores.new_empty(scores.shape, dtype=rank_dtype(scores))
 
 
@@ -33,7 +38,7 @@ torch.library.register_vmap("rankgrad::ranks", vmap_over_calls(ranks))
 @op
 def rank(scores: Tensor, mask: Tensor | None, lam: float, ties: str) -> Tensor:
     """Exact ranks of ``[lists, n]`` scores, differentiable by Algorithm 1."""
-    out: Tensor = ranks(scores, mask, ties)
+    out: Tensor = ranks(scores, mask, None, ties)
     return out
 
 

@@ -3,40 +3,46 @@
 import torch
 from torch import Tensor
 
+from rankgrad.engine.layouts import Ragged
 from rankgrad.engine.precision import compute_dtype, rank_dtype
 
 
-def exact_ranks(scores: Tensor, exists: Tensor | None, ties: str) -> Tensor:
-    """Ranks over the last dimension, 1 is best; items that do not exist tie with each other, last.
+def exact_ranks(scores: Tensor, exists: Tensor | None, ties: str, offsets: Tensor | None = None) -> Tensor:
+    """Ranks within lists, 1 is best; items that do not exist tie with each other, last.
 
     Args:
-        scores: ``[lists, n]``.
-        exists: bool ``[lists, n]``, or None if all do.
+        scores: ``[lists, n]``; or ``[calls, N]`` with the offsets of ragged lists.
+        exists: bool in the same shape, or None if all do.
         ties: As in :func:`scipy.stats.rankdata`: ``"ordinal"``, ``"min"``, ``"max"``, ``"average"``.
+        offsets: None, or ``[calls, lists + 1]``.
     """
     values = scores.to(compute_dtype(scores.dtype)) + 0.0  # -0.0 becomes 0.0: a tie on every device
     if exists is not None:
         values = values.masked_fill(~exists, -torch.inf)
     values, order = torch.sort(values, dim=-1, descending=True, stable=True)
-    here = None
-    if exists is not None:
-        # Missing items lie among the -inf scores of existing ones: move them behind.
-        here = exists.gather(-1, order)
-        existing = here.sum(-1, keepdim=True)
-        place = torch.where(here, here.cumsum(-1), existing + (~here).cumsum(-1)) - 1
-        order = torch.empty_like(order).scatter_(-1, place, order)
-        here = torch.arange(order.shape[-1], device=order.device) < existing
+    part = None
+    if offsets is not None or exists is not None:
+        # Missing items lie among the -inf scores of existing ones: move them behind, list by list.
+        part = torch.zeros_like(order) if exists is None else (~exists).long()
+        ragged = None if offsets is None else Ragged(offsets, scores.shape[-1])
+        if ragged is not None:
+            part = part + 2 * ragged.list_of
+        part, again = torch.sort(part.gather(-1, order), dim=-1, stable=True)
+        order, values = order.gather(-1, again), values.gather(-1, again)
     n = order.shape[-1]
     place = torch.arange(1, n + 1, dtype=rank_dtype(scores), device=scores.device).expand(order.shape)
     if ties != "ordinal" and n > 0:
-        place = _share(place, _differs(values, here), ties)
-    return torch.empty_like(place).scatter_(-1, order, place)
+        place = _share(place, _differs(values, part), ties)
+    if offsets is not None:
+        assert ragged is not None
+        place = place - ragged.per_item(offsets[:, :-1])
+    return torch.empty_like(place).scatter_(-1, order, place.contiguous())
 
 
-def _differs(values: Tensor, here: Tensor | None) -> Tensor:
-    """Whether each sorted item differs from the one before it; ``[lists, n - 1]``."""
+def _differs(values: Tensor, part: Tensor | None) -> Tensor:
+    """Whether each sorted item differs from the one before it, or is in another part; ``[lists, n - 1]``."""
     differs = values[..., 1:] != values[..., :-1]
-    return differs if here is None else differs | (here[..., 1:] != here[..., :-1])
+    return differs if part is None else differs | (part[..., 1:] != part[..., :-1])
 
 
 def _share(place: Tensor, differs: Tensor, ties: str) -> Tensor:

@@ -7,16 +7,18 @@ from rankgrad.losses.average_precision import (
     pooled_average_precision_loss,
 )
 from rankgrad.losses.class_ranking import ClassRankingLoss
-from rankgrad.losses.ndcg import ndcg_loss
+from rankgrad.losses.ndcg import NDCGLoss, ndcg_loss
 from rankgrad.losses.proxy_ranking import ProxyRankingLoss
 from rankgrad.losses.recall import RecallLoss, recall_loss
-from rankgrad.losses.spearman import spearman_loss
+from rankgrad.losses.spearman import SpearmanLoss, spearman_loss
 
 __all__ = [
     "AveragePrecisionLoss",
     "ClassRankingLoss",
+    "NDCGLoss",
     "ProxyRankingLoss",
     "RecallLoss",
+    "SpearmanLoss",
     "average_precision_loss",
     "mean_average_precision_loss",
     "ndcg_loss",

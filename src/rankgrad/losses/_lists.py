@@ -12,6 +12,7 @@ from rankgrad.engine import forms, ops
 from rankgrad.engine.precision import compute_dtype
 from rankgrad.engine.request import Request
 from rankgrad.engine.slopes import value_and_slope
+from rankgrad.lists import Lists
 from rankgrad.reach import Margin, margin_of, reach_of
 
 
@@ -29,6 +30,8 @@ def loss_of_lists(
     max_relevant: int | None = None,
     lists: Tensor | None = None,
     spread: Tensor | None = None,
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     """Validate, compute the loss of ``[..., n]`` lists and bind its gradient.
 
@@ -37,6 +40,7 @@ def loss_of_lists(
             on counts.
         lists: How many lists count, a scalar tensor, where other processes have some of them.
         spread: The spread of all scores, a scalar tensor, likewise.
+        groups, num_groups: See :class:`rankgrad.lists.Lists`.
     """
     scores = _check.floating("scores", scores)
     relevance = _check.relevance(relevance, scores)
@@ -53,10 +57,13 @@ def loss_of_lists(
         raise _check.fail("spread", "one floating-point number", spread)
     wanted = ops.gradient_wanted(scores)
     tables = None if isinstance(form, str) else _tables(form, scores, by_window=reach.kind != "lam", wanted=wanted)
+    given = Lists(scores, groups, num_groups, by_list=reduction == "none")
+    placed = given.put(scores)
     request = Request(
-        ops.as_lists(scores.detach()),
-        ops.as_lists(relevance),
-        None if mask is None else ops.as_lists(mask),
+        placed.detach(),
+        given.put(relevance),
+        given.put_optional(mask),
+        given.offsets,
         tables=tables,
         spread=None if spread is None else spread.detach().double().reshape(1),
         lists=None if lists is None else lists.reshape(1),
@@ -69,7 +76,7 @@ def loss_of_lists(
         check_finite=check_finite,
         max_relevant=max_relevant,
     )
-    return ops.list_loss(scores, request, reduction)
+    return ops.list_loss(placed, request, reduction, given.shape)
 
 
 def _tables(form: Tensor | Callable[[Tensor], Tensor], scores: Tensor, *, by_window: bool, wanted: bool) -> Tensor:

@@ -25,6 +25,8 @@ def average_precision_loss(
     max_relevant: int | None = None,
     lists: Tensor | None = None,
     spread: Tensor | None = None,
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     r"""One minus average precision.
 
@@ -35,13 +37,14 @@ def average_precision_loss(
         scores: ``[..., n]``, higher is better.
         relevance: The same shape; bool, or 0 and 1.
         lam: Interpolation strength in the paper's units, finite and > 0.
-        window: Instead of ``lam``, as in :func:`recall_loss`.
-        margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking.
+        window: Instead of ``lam``, as in :func:`recall_loss`; with neither it is taken from the scores.
+        margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking; a number or
+            ``"auto"``.
         log: Average :math:`-\log(r^+_i / r_i)` instead: the same optimum, but it still has a slope where
             ranks are bad, so it starts from random scores in long lists.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
-        check_finite, max_relevant, lists: As in :func:`recall_loss`.
+        check_finite, max_relevant, lists, spread, groups, num_groups: As in :func:`recall_loss`.
 
     Returns:
         A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant).
@@ -69,6 +72,8 @@ def average_precision_loss(
         max_relevant=max_relevant,
         lists=lists,
         spread=spread,
+        groups=groups,
+        num_groups=num_groups,
     )
 
 
@@ -81,6 +86,7 @@ def mean_average_precision_loss(
     margin: Margin = 0.0,
     log: bool = False,
     mask: Tensor | None = None,
+    reduction: str = "mean",
     check_finite: bool = False,
     max_relevant: int | None = None,
 ) -> Tensor:
@@ -89,11 +95,12 @@ def mean_average_precision_loss(
     Args:
         scores: ``[items, classes]``; here a list is a *column*.
         relevance: The same shape; bool, or 0 and 1. Classes without a relevant item do not count.
-        lam, margin, log, check_finite, max_relevant: As in :func:`average_precision_loss`.
+        lam, window, margin, log, check_finite, max_relevant: As in :func:`average_precision_loss`.
         mask: bool, broadcast to ``scores``.
+        reduction: ``"mean"`` over the classes that have a relevant item, ``"sum"``, or ``"none"``.
 
     Returns:
-        A scalar.
+        A scalar, or ``[classes]`` for ``"none"``.
     """
     scores, relevance, mask = check_classes(scores, relevance, mask)
     return average_precision_loss(
@@ -104,6 +111,7 @@ def mean_average_precision_loss(
         margin=margin,
         log=log,
         mask=None if mask is None else mask.T,
+        reduction=reduction,
         check_finite=check_finite,
         max_relevant=max_relevant,
     )
@@ -118,6 +126,7 @@ def pooled_average_precision_loss(
     margin: Margin = 0.0,
     log: bool = False,
     mask: Tensor | None = None,
+    reduction: str = "mean",
     check_finite: bool = False,
     max_relevant: int | None = None,
 ) -> Tensor:
@@ -134,6 +143,7 @@ def pooled_average_precision_loss(
         margin=margin,
         log=log,
         mask=None if mask is None else mask.flatten(),
+        reduction=reduction,
         check_finite=check_finite,
         max_relevant=max_relevant,
     )

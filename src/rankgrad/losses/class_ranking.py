@@ -9,6 +9,7 @@ from rankgrad import _check, distributed
 from rankgrad.losses._lists import loss_of_lists
 from rankgrad.losses.average_precision import check_classes
 from rankgrad.memory import ScoreMemory
+from rankgrad.reach import Margin, margin_of, reach_of, text_of
 
 FORMS = ("ap", "log_ap", "log", "loglog")
 
@@ -21,8 +22,9 @@ class ClassRankingLoss(nn.Module):
     candidates without gradient.
 
     Args:
-        lam: Interpolation strength, > 0; 0.5 if neither it nor ``window`` is given.
-        margin: Score margin.
+        lam: Interpolation strength, > 0 (0.5 in the paper). With neither it nor ``window`` the window is taken
+            from the spread of the scores, as in :func:`recall_loss`.
+        margin: Score margin, a number or ``"auto"``.
         memory: How many past batches serve as extra candidates.
         map_weight: Weight of the mean over per-class lists.
         pooled_weight: Weight of the one list of all (item, class) pairs.
@@ -40,7 +42,7 @@ class ClassRankingLoss(nn.Module):
     def __init__(
         self,
         lam: float | None = None,
-        margin: float = 0.15,
+        margin: Margin = 0.15,
         memory: int = 7,
         map_weight: float = 2,
         pooled_weight: float = 1,
@@ -49,8 +51,9 @@ class ClassRankingLoss(nn.Module):
         window: float | None = None,
     ) -> None:
         super().__init__()
-        self.lam, self.window = _check.lam_or_window(lam, window, default=0.5)
-        self.margin = _check.non_negative("margin", margin)
+        reach_of(lam, window)
+        margin_of(margin)
+        self.lam, self.window, self.margin = lam, window, margin
         self.map_weight = _check.non_negative("map_weight", map_weight)
         self.pooled_weight = _check.non_negative("pooled_weight", pooled_weight)
         if self.map_weight + self.pooled_weight == 0:
@@ -111,8 +114,5 @@ class ClassRankingLoss(nn.Module):
         self.memory.reset()
 
     def extra_repr(self) -> str:
-        reach = f"lam={self.lam}" if self.window is None else f"window={self.window}"
-        return (
-            f"{reach}, margin={self.margin}, map_weight={self.map_weight}, "
-            f"pooled_weight={self.pooled_weight}, form={self.form!r}"
-        )
+        weights = f"map_weight={self.map_weight}, pooled_weight={self.pooled_weight}"
+        return f"{text_of(self.lam, self.window, self.margin)}, {weights}, form={self.form!r}"

@@ -43,6 +43,8 @@ def recall_loss(
     max_relevant: int | None = None,
     lists: Tensor | None = None,
     spread: Tensor | None = None,
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     r"""Recall at every K at once: how many irrelevant items stand above each relevant one.
 
@@ -53,23 +55,32 @@ def recall_loss(
     Args:
         scores: ``[..., n]``, higher is better.
         relevance: The same shape; bool, or 0 and 1.
-        lam: Interpolation strength in the paper's units, finite and > 0; 0.2 to 4 in the paper.
+        lam: Interpolation strength in the paper's units, finite and > 0; 0.2 to 4 in the paper. With neither it
+            nor ``window`` the reach is automatic: the window is the spread of the call's scores (their standard
+            deviation times :data:`rankgrad.reach.WINDOW_SHARE`), for scores on any scale.
         window: Instead of ``lam``: every relevant item looks this far up, whatever its slope. The gradient is then
             :math:`-s_i m_i / w` for a relevant item with slope :math:`s_i` that passes :math:`m_i` irrelevant
             ones on its way up by :math:`w`; an irrelevant one gets the sum of :math:`s_i / w` of all that pass it.
-        margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking.
+        margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking. A number, or
+            ``"auto"``: the spread times :data:`rankgrad.reach.MARGIN_SHARE`.
         weight: ``"log"``: W = log(1 + c); ``"loglog"``: W = log(1 + log(1 + c)); a callable W on float64
             counts, increasing, elementwise and differentiable; or a 1-D tensor of weights
             :math:`w_1, w_2, \dots` (0 beyond its end).
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
         check_finite: On a GPU a NaN score makes the loss NaN; True waits for the device and raises instead
-            (as the CPU always does). The same for relevance that is neither 0 nor 1.
+            (as the CPU always does). The same for relevance that is neither 0 nor 1, and a W that is NaN.
         max_relevant: A bound on the relevant items of a list, if you know one: memory is then sized by it, and
             lists of which an eighth or more may be relevant are sorted whole. Only speed depends on it; if it
-            is wrong, the CPU raises and on a GPU the loss is NaN. With ``window`` or a callable it has no effect.
+            is wrong, the CPU raises and on a GPU the loss is NaN.
         lists: How many lists count, a scalar tensor, where other processes have some of them; the result is then
             this call's share of their mean.
+        spread: The spread of all scores, a scalar tensor, likewise.
+        groups: For scores of one dimension: the id of each item's list, int64 in any order. Lists may have any
+            lengths (one huge list among a million short ones): memory grows with the number of items alone.
+        num_groups: How many groups there are; ids are then 0 ... num_groups - 1 (on a GPU others make the loss
+            NaN), and ``reduction="none"`` has a place for each. Without it that is ordered by the ids that occur,
+            which only a plain call on a CPU can tell.
 
     Returns:
         A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant). Its gradient is linear in
@@ -98,6 +109,8 @@ def recall_loss(
         max_relevant=max_relevant,
         lists=lists,
         spread=spread,
+        groups=groups,
+        num_groups=num_groups,
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.engine import ops, rank_ops
+from rankgrad.engine import ops
+from rankgrad.engine.layouts import Layout
 from rankgrad.engine.precision import compute_dtype
 from rankgrad.engine.request import Request
+from rankgrad.lists import Lists
+from rankgrad.ranking import ranks_of
 
 GAINS = ("linear", "exponential")
 
@@ -25,34 +26,54 @@ def _reduce(values: Tensor, counts: Tensor, reduction: str) -> Tensor:
 
 
 class _RankedLists:
-    """Where the relevant items of each list stand; sums over places without one are left out."""
+    """Where the relevant items of each list stand; places without one are left out of sums."""
 
-    def __init__(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> None:
+    def __init__(
+        self,
+        scores: Tensor,
+        relevance: Tensor,
+        mask: Tensor | None,
+        reduction: str,
+        groups: Tensor | None,
+        num_groups: int | None,
+    ) -> None:
         scores = _check.floating("scores", scores).detach()
         relevance = _check.relevance(relevance, scores)
         mask = _check.mask(mask, scores)
-        request = Request(
-            ops.as_lists(scores), ops.as_lists(relevance), None if mask is None else ops.as_lists(mask)
-        )
-        above, own, poison = ops.standings(*request)
-        self.above, self.own = above.reshape(scores.shape), own.reshape(scores.shape)
-        self.in_use = self.own > 0
-        self.count = self.in_use.sum(-1)
+        lists = Lists(scores, groups, num_groups, by_list=reduction == "none")
+        asked = Request(lists.put(scores), lists.put(relevance), lists.put_optional(mask), lists.offsets)
+        self.above, self.own, self._poison = ops.standings(*asked)
+        self._in_use = self.own > 0
+        self._lists, self._reduction, self._dtype = lists, reduction, asked.dtype
+        self.count = lists.layout.total(self._in_use.long())
         self.rank = (self.own + self.above).clamp(min=1).double()
-        self._poison = poison.reshape(self.count.shape)
-        self._dtype = compute_dtype(scores.dtype)
 
-    def mean_of(self, values: Tensor, reduction: str) -> Tensor:
-        """Reduce the sums over relevant items of ``values / p``."""
-        return self.reduce(values.double().where(self.in_use, 0).sum(-1) / self.count.clamp(min=1), reduction)
+    def per_item(self, per_list: Tensor) -> Tensor:
+        """A value of each list at all of its items."""
+        return self._lists.layout.per_item(per_list)
 
-    def reduce(self, per_list: Tensor, reduction: str) -> Tensor:
+    def total(self, values: Tensor) -> Tensor:
+        """Sums over relevant items."""
+        return self._lists.layout.total(values.double().where(self._in_use, 0))
+
+    def mean_of(self, values: Tensor) -> Tensor:
+        """Reduce the means over relevant items."""
+        return self.reduced(self.total(values) / self.count.clamp(min=1))
+
+    def reduced(self, per_list: Tensor) -> Tensor:
         """Reduce per-list values."""
-        return _reduce(per_list.double() + self._poison, self.count > 0, reduction).to(self._dtype)
+        out = _reduce(per_list + self._poison, self.count > 0, self._reduction).to(self._dtype)
+        return out.reshape(self._lists.shape) if self._reduction == "none" else out
 
 
 def average_precision(
-    scores: Tensor, relevance: Tensor, *, mask: Tensor | None = None, reduction: str = "mean"
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     """Average precision: the mean, over relevant items, of the precision at their rank.
 
@@ -61,8 +82,8 @@ def average_precision(
         >>> rankgrad.metrics.average_precision(scores, relevance)  # (1/1 + 2/3) / 2
         tensor(0.8333)
     """
-    at = _RankedLists(scores, relevance, mask)
-    return at.mean_of(at.own / at.rank, reduction)
+    at = _RankedLists(scores, relevance, mask, reduction, groups, num_groups)
+    return at.mean_of(at.own / at.rank)
 
 
 def mean_average_precision(
@@ -79,43 +100,76 @@ def mean_average_precision(
 
 
 def recall_at_k(
-    scores: Tensor, relevance: Tensor, *, k: int, mask: Tensor | None = None, reduction: str = "mean"
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    k: int,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     """R@K as image retrieval uses it: 1 if any relevant item is among the best ``k``, else 0."""
-    at, k = _RankedLists(scores, relevance, mask), _check.count("k", k, at_least=1)
-    return at.reduce((at.in_use & (at.rank <= k)).any(-1), reduction)
+    at, k = _RankedLists(scores, relevance, mask, reduction, groups, num_groups), _check.count("k", k, at_least=1)
+    return at.reduced(at.total((at.own == 1) & (at.rank <= k)))
 
 
 def refined_recall_at_k(
-    scores: Tensor, relevance: Tensor, *, k: int, mask: Tensor | None = None, reduction: str = "mean"
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    k: int,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     """The paper's refined recall: the share of relevant items with fewer than ``k`` irrelevant ones above."""
-    at, k = _RankedLists(scores, relevance, mask), _check.count("k", k, at_least=1)
-    return at.mean_of(at.above < k, reduction)
+    at, k = _RankedLists(scores, relevance, mask, reduction, groups, num_groups), _check.count("k", k, at_least=1)
+    return at.mean_of(at.above < k)
 
 
 def precision_at_k(
-    scores: Tensor, relevance: Tensor, *, k: int, mask: Tensor | None = None, reduction: str = "mean"
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    k: int,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     """The share of relevant items among the best ``k`` (of ``k``, also where a list is shorter)."""
-    at, k = _RankedLists(scores, relevance, mask), _check.count("k", k, at_least=1)
-    return at.reduce((at.in_use & (at.rank <= k)).double().sum(-1) / k, reduction)
+    at, k = _RankedLists(scores, relevance, mask, reduction, groups, num_groups), _check.count("k", k, at_least=1)
+    return at.reduced(at.total(at.rank <= k) / k)
 
 
-def map_at_r(scores: Tensor, relevance: Tensor, *, mask: Tensor | None = None, reduction: str = "mean") -> Tensor:
+def map_at_r(
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
+) -> Tensor:
     """mAP@R: average precision cut at rank R, R = the list's number of relevant items (Musgrave et al. 2020)."""
-    at = _RankedLists(scores, relevance, mask)
-    within = at.rank <= at.count.unsqueeze(-1)
-    return at.mean_of((at.own / at.rank).where(within, 0), reduction)
+    at = _RankedLists(scores, relevance, mask, reduction, groups, num_groups)
+    return at.mean_of((at.own / at.rank).where(at.rank <= at.per_item(at.count), 0))
 
 
 def reciprocal_rank(
-    scores: Tensor, relevance: Tensor, *, mask: Tensor | None = None, reduction: str = "mean"
+    scores: Tensor,
+    relevance: Tensor,
+    *,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     """One over the rank of the best relevant item; the mean is MRR."""
-    at = _RankedLists(scores, relevance, mask)
-    best = (1 / at.rank).where(at.own == 1, 0).sum(-1)
-    return at.reduce(best, reduction)
+    at = _RankedLists(scores, relevance, mask, reduction, groups, num_groups)
+    return at.reduced(at.total((1 / at.rank).where(at.own == 1, 0)))
 
 
 def dcg_gain(relevance: Tensor, gain: str, mask: Tensor | None) -> Tensor:
@@ -126,9 +180,17 @@ def dcg_gain(relevance: Tensor, gain: str, mask: Tensor | None) -> Tensor:
     return gains if mask is None else gains.where(mask, 0)
 
 
-def worst_first(gains: Tensor) -> Tensor:
-    """An order of the items that makes ordinal ties pessimistic: by gain, then by index."""
-    return torch.argsort(gains, dim=-1, stable=True)
+def ideal_dcg(layout: Layout, gains: Tensor, k: int | None) -> Tensor:
+    """The DCG of the best order of each list; all in the engine's layout."""
+    order = layout.sorted_by([-gains])
+    return layout.total(gains.gather(-1, order) * discount(layout.places(order), k))
+
+
+def discount(ranks: Tensor, k: int | None) -> Tensor:
+    """1 / log2(1 + rank), 0 beyond rank ``k``."""
+    ranks = ranks.double()
+    value = 1 / torch.log2(1 + ranks)
+    return value if k is None else value.where(ranks <= k, 0)
 
 
 def ndcg(
@@ -139,6 +201,8 @@ def ndcg(
     gain: str = "linear",
     mask: Tensor | None = None,
     reduction: str = "mean",
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
 ) -> Tensor:
     """Normalised discounted cumulative gain of graded relevance.
 
@@ -149,48 +213,48 @@ def ndcg(
     scores = _check.floating("scores", scores).detach()
     relevance = _check.relevance(relevance, scores, graded=True)
     mask = _check.mask(mask, scores)
-    gains = dcg_gain(relevance, _check.one_of("gain", gain, GAINS), mask)
-    n = scores.shape[-1]
-    k = n if k is None else min(_check.count("k", k, at_least=1), n)
-    discount = 1 / torch.log2(torch.arange(2, n + 2, device=scores.device).double())
-    discount[k:] = 0
-    ideal = (gains.sort(-1, descending=True).values * discount).sum(-1)
-
-    order = worst_first(gains)
-    exists = None if mask is None else mask.gather(-1, order)
-    ranks = _ranks(scores.gather(-1, order), exists, "ordinal")
-    places = ranks.nan_to_num(1).long() - 1
-    value = (gains.gather(-1, order) * discount[places]).sum(-1) + 0 * ranks.sum(-1)
-    return _reduce(value / ideal.where(ideal != 0, 1), ideal != 0, reduction).to(compute_dtype(scores.dtype))
+    k = None if k is None else _check.count("k", k, at_least=1)
+    lists = Lists(scores, groups, num_groups, by_list=reduction == "none")
+    layout, exists = lists.layout, lists.put_optional(mask)
+    gains = dcg_gain(lists.put(relevance), _check.one_of("gain", gain, GAINS), exists)
+    ideal = ideal_dcg(layout, gains, k)
+    order = layout.sorted_by([gains])  # among ties the smaller gain first: ordinal ranks are then pessimistic
+    exists = None if exists is None else exists.gather(-1, order)
+    ranks = ranks_of(lists, lists.put(scores).gather(-1, order), exists, "ordinal")
+    value = layout.total(gains.gather(-1, order) * discount(ranks, k)) + 0 * layout.total(ranks)
+    out = _reduce(value / ideal.where(ideal != 0, 1), ideal != 0, reduction).to(compute_dtype(scores.dtype))
+    return out.reshape(lists.shape) if reduction == "none" else out
 
 
-def spearman(scores: Tensor, target: Tensor, *, mask: Tensor | None = None, reduction: str = "mean") -> Tensor:
+def spearman(
+    scores: Tensor,
+    target: Tensor,
+    *,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
+) -> Tensor:
     """Spearman's rank correlation of scores and target values, ties by average ranks.
 
     Lists of fewer than two items, or in which all scores or all targets are equal, have the value 0.
     ``reduction="mean"`` averages over the lists of two items or more.
     """
     scores = _check.floating("scores", scores).detach()
-    target = _check.tensor("target", target)
-    if target.shape != scores.shape:
-        raise _check.fail("target", f"the shape of scores {list(scores.shape)}", target)
-    _check.same_device("target", target, "scores", scores)
+    target = _check.like_scores("target", target, scores)
     mask = _check.mask(mask, scores)
-    exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-    n = exists.sum(-1, keepdim=True).clamp(min=1)
+    lists = Lists(scores, groups, num_groups, by_list=reduction == "none")
+    layout, mask = lists.layout, lists.put_optional(mask)
+    exists = torch.ones_like(lists.put(scores), dtype=torch.bool) if mask is None else mask
+    n = layout.total(exists.long())
 
     def centred(values: Tensor) -> Tensor:
-        ranks = _ranks(values, mask, "average").double()
-        return (ranks - ranks.where(exists, 0).sum(-1, keepdim=True) / n).where(exists, 0)
+        ranks = ranks_of(lists, lists.put(values), mask, "average").double()
+        mean = layout.total(ranks.where(exists, 0)) / n.clamp(min=1)
+        return (ranks - layout.per_item(mean)).where(exists, 0)
 
     a, b = centred(scores), centred(target if target.is_floating_point() else target.double())
-    spread = (a.square().sum(-1) * b.square().sum(-1)).sqrt()
-    value = (a * b).sum(-1) / spread.where(spread != 0, 1)
-    return _reduce(value, exists.sum(-1) > 1, reduction).to(compute_dtype(scores.dtype))
-
-
-def _ranks(scores: Tensor, exists: Tensor | None, ties: str) -> Tensor:
-    shape = (math.prod(scores.shape[:-1]), scores.shape[-1])
-    mask = None if exists is None else exists.reshape(shape)
-    ranks: Tensor = rank_ops.ranks(scores.reshape(shape), mask, ties)
-    return ranks.reshape(scores.shape)
+    spread = (layout.total(a.square()) * layout.total(b.square())).sqrt()
+    value = layout.total(a * b) / spread.where(spread != 0, 1)
+    out = _reduce(value, n > 1, reduction).to(compute_dtype(scores.dtype))
+    return out.reshape(lists.shape) if reduction == "none" else out

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from rankgrad.losses import ndcg_loss, spearman_loss
-from rankgrad.ranking import rank
 
 #: What turns score lists and their relevance into a loss: ``loss(scores, relevance, mask=mask)``.
 ListLoss = Callable[..., Tensor]
@@ -20,7 +19,7 @@ def graded(scores: Tensor, relevance: Tensor, *, mask: Tensor | None) -> Tensor:
 
 def in_order(scores: Tensor, relevance: Tensor, *, mask: Tensor | None) -> Tensor:
     """Spearman loss against the order of numbers, the highest first."""
-    return spearman_loss(scores, rank(relevance.double(), lam=1.0, ties="average"), lam=1.0, mask=mask)
+    return spearman_loss(scores, relevance, lam=1.0, mask=mask)
 
 
 def described(loss: object) -> str:

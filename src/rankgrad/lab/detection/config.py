@@ -68,7 +68,7 @@ class Loss(Section):
     rank: Literal["odds", "softmax", "logits"] = "odds"
     weight: Positive = 0.3
     cross_entropy: NonNegative = 1.0
-    lam: Positive | None = None  # 0.5 without a window
+    lam: Positive | None = None  # with neither it nor a window: taken from the spread of the scores
     window: Positive | None = None
     margin: NonNegative = 0.15
     memory: Annotated[int, Field(ge=0)] = 7

@@ -14,7 +14,6 @@ from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
 from rankgrad.losses import average_precision_loss, ndcg_loss, recall_loss, spearman_loss
-from rankgrad.ranking import rank
 
 #: name -> (function, whether it takes grades rather than bool relevance, what it is)
 OURS: dict[str, tuple[Callable[..., Tensor], bool, str]] = {
@@ -59,9 +58,6 @@ class ListLoss(nn.Module):
             return BASELINES[self.name][0](scores, grades, groups, **arguments)
         function, graded, _ = OURS[self.name]
         scores, grades, mask = padded(scores, grades, groups)
-        if self.name == "spearman":
-            targets = rank(grades, lam=1.0, ties="average", mask=mask)
-            return function(scores, targets, mask=mask, **arguments)
         return function(scores, grades if graded else grades >= self.relevant, mask=mask, **arguments)
 
 
