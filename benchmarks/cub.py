@@ -28,14 +28,14 @@ def ours(loss: str, lam: float = 0.2, margin: float = 0.02, memory: int = 3) -> 
     return f"{loss} {OURS.format(lam=lam, margin=margin, memory=memory)}"
 
 
-PROXY = "loss=proxy proxy_lr=4000"
+PROXY = "loss=proxy proxy_lr=0.02"
 LOGLOG, LOG = "loss=recall loss.weight=loglog", "loss=recall loss.weight=log"
 TRIPLET = "loss=pml:TripletMarginLoss loss.margin=0.2 miner=pml:TripletMarginMiner miner.type_of_triplets=semihard"
 ROWS = {
     "proxy": PROXY + " loss.attraction=0.15",
     "proxy, bars 0.05": PROXY + " loss.attraction=0.15 loss.threshold=0.05",
     "proxy, no attraction": PROXY + " loss.attraction=0",
-    "proxy, no pairs, no attraction": "loss=proxy loss.pairs=0 loss.attraction=0 lr=1e-5 proxy_lr=2000",
+    "proxy, no pairs, no attraction": "loss=proxy loss.pairs=0 loss.attraction=0 lr=1e-5 proxy_lr=0.02",
     "ap, window": "loss=ap loss.window=0.1 loss.margin=0.05",
     "recall loglog": ours(LOGLOG),
     "recall log": ours(LOG),
@@ -50,8 +50,8 @@ ROWS = {
     "MultiSimilarity": "loss=pml:MultiSimilarityLoss loss.alpha=2 loss.beta=50 lr=1e-5",
     "Triplet, semi-hard": TRIPLET + " lr=1e-5",
     "Contrastive": "loss=pml:ContrastiveLoss loss.neg_margin=0.5 lr=1e-5",
-    "ProxyNCA": "loss=pml:ProxyNCALoss loss.softmax_scale=3 proxy_lr=2000 lr=1e-5",
-    "ProxyAnchor": "loss=pml:ProxyAnchorLoss loss.margin=0.1 loss.alpha=32 proxy_lr=2000 lr=1e-5",
+    "ProxyNCA": "loss=pml:ProxyNCALoss loss.softmax_scale=3 proxy_lr=0.02 lr=1e-5",
+    "ProxyAnchor": "loss=pml:ProxyAnchorLoss loss.margin=0.1 loss.alpha=32 proxy_lr=0.02 lr=1e-5",
 }
 
 

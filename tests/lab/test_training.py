@@ -286,7 +286,7 @@ def test_learning_rates(settings, expected):
 
 def test_parameter_groups(tmp_path):
     """Backbone, embedding and proxies at their own rates; nothing left out, nothing twice."""
-    settings = ["loss=pml:ProxyNCALoss", "embedding_lr=7", "proxy_lr=50", "lr=1e-3"]
+    settings = ["loss=pml:ProxyNCALoss", "embedding_lr=7", "proxy_lr=0.05", "lr=1e-3"]
     kind, config = recipes.load("digits", settings)
     task = kind(config, torch.device("cpu"))
     trainer = Trainer(task, config, tmp_path, torch.device("cpu"))

@@ -59,6 +59,8 @@ def train(
         _OUT.print(f"last  {log.in_words(result.last)}  in {machine.duration(result.seconds)}")
         _OUT.print(f"training alone: {result.speed:,.0f} items/s")
     _OUT.print(f"report: {folder / 'report.html'}", markup=False)
+    for line in run.below_start(folder, results):
+        _OUT.print(line, markup=False)
 
 
 def ls() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from rankgrad.lab.training.config import Count, NonNegative, Positive, RunConfig, Section
+
+#: A learning rate; before 0.2 the one of proxies was a multiple, in the thousands.
+Rate = Annotated[float, Field(gt=0, le=1)]
 
 
 class Batch(Section):
@@ -37,8 +40,8 @@ class RetrievalConfig(RunConfig):
     loss: Named
     miner: Named | None = None  # of pytorch-metric-learning, for its losses
     embedding_lr: Positive = 1.0  # times optim.lr, for the layers behind the backbone
-    proxy_lr: Positive = 2000.0  # times optim.lr, for parameters of the loss (proxies)
-    head_epochs: NonNegative = 0.0  # at first only embedding layer and proxies learn; half of `epochs` at most
+    proxy_lr: Rate = 0.04  # of parameters of the loss (proxies), whatever optim.lr is; scheduled alike
+    head_epochs: NonNegative = 1.0  # at first only embedding layer and proxies learn; half of `epochs` at most
     recall_at: tuple[Count, ...] = (1, 2, 4, 8)  # the K of R@K
     target: NonNegative | None = None  # R@1 to expect, for the report
 

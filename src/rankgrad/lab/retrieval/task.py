@@ -96,6 +96,11 @@ class RetrievalTask(Task):
         """Whether the data is where the settings say, before anything is built or read."""
 
     @classmethod
+    def pretrained(cls, config: Any) -> bool:
+        """Whether the backbone knows something that an untrained head could spoil."""
+        return True
+
+    @classmethod
     @abstractmethod
     def sources(cls, config: Any, device: torch.device, *, train: bool) -> Sources:
         """The items of these settings; without ``train`` only those to test on."""
@@ -134,13 +139,13 @@ class RetrievalTask(Task):
         backbone = [p for p in self.network.backbone.parameters() if p.requires_grad]
         known = {id(p) for p in self.network.backbone.parameters()}
         head = [p for p in self.network.parameters() if id(p) not in known]
-        begin = (
-            min(self.config.head_epochs, self.config.epochs / 2) if head or list(self.loss.parameters()) else 0.0
-        )
+        proxies = list(self.loss.parameters())
+        waits = self.pretrained(self.config) and (head or proxies)
+        begin = min(self.config.head_epochs, self.config.epochs / 2) if waits else 0.0
         return [
             {"params": backbone, "begin": begin},
             {"params": head, "scale": self.config.embedding_lr},
-            {"params": list(self.loss.parameters()), "scale": self.config.proxy_lr, "weight_decay": 0.0},
+            {"params": proxies, "scale": self.config.proxy_lr / self.config.optim.lr, "weight_decay": 0.0},
         ]
 
     def batch_loss(self, network: nn.Module, step: int) -> Tensor:

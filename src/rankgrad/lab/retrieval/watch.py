@@ -20,7 +20,7 @@ from rankgrad.pairs import unit_length
 #: Steps that are averaged before anything is said.
 STEPS = 20
 #: Collapsed: a spread below this, and below this share of the largest one so far (untrained networks start low).
-GONE, SHARE = 0.005, 0.1
+GONE, SHARE = 0.01, 0.1
 #: Share of the embeddings without any gradient from which on it is said.
 STILL = 0.95
 

@@ -48,8 +48,8 @@ class Model(Section):
     weights: str = "library"  # library, none, or a safetensors file
     embedding: Count = 512  # length of an embedding
     pooling: Literal["auto", "avg", "max", "avg+max", "gem", "own"] = "auto"  # auto: avg+max, or own
-    norm: Literal["layer", "none"] = "none"  # before the embedding
-    batch_norm: Literal["frozen", "fixed", "train"] = "frozen"  # fixed: scale and shift too; weights=none trains
+    norm: Literal["layer", "none"] = "layer"  # before the embedding
+    batch_norm: Literal["frozen", "fixed", "train"] = "fixed"  # fixed: scale and shift too; weights=none trains
 
 
 class Config(RetrievalConfig):

@@ -62,6 +62,11 @@ class ImageTask(RetrievalTask):
             root_of(config.data)
 
     @classmethod
+    def pretrained(cls, config: Config) -> bool:
+        """Whether there are weights to begin with."""
+        return config.model.weights != "none"
+
+    @classmethod
     def sources(cls, config: Config, device: torch.device, *, train: bool) -> Sources:
         """Images as the backbone expects them."""
         return read_sources(config.data, config.view, device, train=train)

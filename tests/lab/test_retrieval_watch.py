@@ -1,0 +1,147 @@
+"""Training that fails says so: collapsed embeddings, gradients that are zero, a network that got worse."""
+
+import math
+
+import pytest
+import torch
+
+from rankgrad.lab.cli import main
+from rankgrad.lab.recipes import run
+from rankgrad.lab.retrieval import batches, watch
+from rankgrad.lab.retrieval.config import Batch
+from rankgrad.lab.retrieval.splits import Items, by_items
+from rankgrad.lab.training.errors import UserError
+
+import images
+from runs import rows, stop_after
+
+SMALL = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "view.resize=16", "view.crop=12"]
+SMALL += ["lr=1e-3", "device=cpu"]
+
+
+def test_spread():
+    one = torch.tensor([[3.0, 4.0]])
+    assert watch.spread(one.repeat(5, 1)).item() == pytest.approx(0, abs=1e-6)
+    assert watch.spread(torch.cat([one, -2 * one])).item() == pytest.approx(1)
+    right = torch.tensor([[1.0, 0.0], [0.0, 7.0]])
+    assert watch.spread(right).item() == pytest.approx(1 - math.sqrt(0.5))
+
+
+def test_zero_share():
+    assert watch.zero_share(torch.tensor([[0.0, 0.0], [0.0, 1e-30], [0.0, 0.0], [1.0, 1.0]])).item() == 0.5
+
+
+def steps(spreads, still=0.0, loss=1.0):
+    return [
+        {"step": s + 1.0, "epoch": 1.0, "lr": 0.1, "loss": loss, "spread": value, "zero_gradients": still}
+        for s, value in enumerate(spreads)
+    ]
+
+
+def test_a_collapse_is_an_error_with_advice():
+    seen = watch.Watch("")
+    assert seen.see(steps([0.4] * 40)) == []
+    with pytest.raises(UserError, match=r"collapsed at step 20 .* from 0\.400 to 0\.0010\. .*lower lr.*memory"):
+        seen.see(steps([0.001] * 20))
+    low = watch.Watch("")  # an untrained network starts low, and may rise
+    assert low.see(steps([0.001] * 30 + [0.002] * 30 + [0.3] * 30)) == []
+    short = watch.Watch("")  # single batches mean nothing
+    assert short.see(steps([0.4] * 20 + [0.0001] * 10 + [0.4] * 20)) == []
+
+
+def test_a_run_whose_embeddings_collapse_stops(tmp_path, monkeypatch):
+    calls = []
+
+    def falling(embeddings):
+        calls.append(0.3 if len(calls) < 25 else 1e-4)
+        return torch.tensor(calls[-1])
+
+    monkeypatch.setattr(watch, "spread", falling)
+    with pytest.raises(UserError, match=r"the embeddings collapsed at step 4[0-9]"):
+        run.run("digits", ["epochs=10", "device=cpu", "evaluate_first=false"], out=str(tmp_path / "a"))
+    assert len(calls) == len(rows(tmp_path / "a")) < 50
+
+
+def test_a_run_that_goes_on_remembers_how_spread_it_was(tmp_path, monkeypatch):
+    settings = ["epochs=6", "device=cpu", "evaluate_first=false", "evaluate_every=6", "save_minutes=0"]
+    monkeypatch.setattr(watch, "spread", lambda embeddings: torch.tensor(0.3))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 25)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("digits", settings, out=str(tmp_path / "a"))
+    monkeypatch.setattr(watch, "spread", lambda embeddings: torch.tensor(1e-4))
+    with pytest.raises(UserError, match=r"fell from 0\.300"):
+        run.run("digits", settings, out=str(tmp_path / "a"), resume=True)
+
+
+def test_no_gradient_is_said_once():
+    seen = watch.Watch(watch.advice("recall", {"lam": 0.2}))
+    said = seen.see(steps([0.4] * 60, still=0.99, loss=0.5))
+    assert len(said) == 1 and seen.see(steps([0.4] * 60, still=0.99)) == []
+    assert said[0].startswith("step 20: 99% of the embeddings get no gradient, the loss is 0.5; ")
+    assert "loss.margin" in said[0] and "loss.lam" in said[0]
+    assert "loss.window" in watch.advice("ap", {}) and "miner" in watch.advice("pml:TripletMarginLoss", {})
+    assert watch.Watch("").see(steps([0.4] * 60, still=0.9)) == []
+
+
+def test_a_loss_that_reaches_nothing_is_told(tmp_path, capsys):
+    settings = ["loss=ap", "loss.window=1e-9", "loss.margin=0", "epochs=3", "device=cpu", "evaluate_every=3"]
+    folder, _ = run.run("digits", settings, out=str(tmp_path / "a"))
+    assert capsys.readouterr().out.count("of the embeddings get no gradient") == 1
+    assert min(float(row["zero_gradients"]) for row in rows(folder)) > 0.95
+
+
+def test_a_run_that_ends_below_its_start_says_so_in_its_last_line(tmp_path, capsys):
+    for settings, below in ((["optim=sgd", "lr=1000", "loss=recall", "loss.lam=4"], True), ([], False)):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(["train", "digits", "epochs=1", "device=cpu", *settings, "--out", str(tmp_path / str(below))])
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert ("below its start" in last) == below, last
+        if below:
+            assert "R@1 88.1 before" in last and "lower lr" in last
+
+
+# ------------------------------------------------------------------------------------------- small data
+
+
+def items(*counts):
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return Items([""] * len(labels), labels, None, [""] * len(labels))
+
+
+@pytest.mark.parametrize(
+    ("counts", "size", "per_class"),
+    [
+        ([20] * 10, 120, 12),
+        ([3] * 10, 40, 4),
+        ([20] * 32, 128, 4),
+        ([50, 60], 100, 50),
+        ([1, 1, 30], 12, 4),
+    ],
+)
+def test_batches_fit_the_classes_there_are(counts, size, per_class):
+    batch, told = batches.fitted(Batch(), items(*counts))
+    assert (batch.size, batch.per_class) == (size, per_class)
+    assert bool(told) == (size != 128) and (not told or f"batches of {size}" in told)
+    batches.sampler_of(batch, items(*counts), 0).at(0)
+
+
+def test_a_small_folder_trains(tmp_path, capsys):
+    """20 classes of 20 images with the settings as they are, and classes of one image; both are told."""
+    root = images.folder_set(tmp_path / "data", classes=20, each=20)
+    for name in ("alone", "single"):
+        images.image(root / name / "a.png", 30, 0)
+    _, (result,) = run.run("folder", [*SMALL, "epochs=1", f"data.root={root}"], out=str(tmp_path / "a"))
+    said = capsys.readouterr().out
+    assert "batches of 1" in said and "instead of 128" in said
+    assert "classes have one item" in said and ("alone" in said or "single" in said)
+    assert "trains on 182 images of 11 classes, tests on 220 images of 11 classes" in said
+    assert result.last["step"] >= 1
+
+
+def test_few_classes_are_split_by_images(tmp_path):
+    root = images.folder_set(tmp_path / "data", classes=2, each=8)
+    folder, _ = run.run("folder", [*SMALL, "epochs=1", f"data.root={root}"], out=str(tmp_path / "a"))
+    assert '"training classes": 2' in (folder / "data.json").read_text()
+    training, testing = by_items(torch.tensor([1, 0, 1, 0, 1]))
+    assert (training.tolist(), testing.tolist()) == ([0, 1, 4], [2, 3])
