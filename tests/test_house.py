@@ -25,7 +25,7 @@ LIBRARY = [
 LAB = [
     "training",
     "report vision sodeep",
-    "retrieval detection ranker",
+    "retrieval detection text ranker",
     "tasks recipes",
     "figures bench",
     "cli",

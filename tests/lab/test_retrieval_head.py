@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from rankgrad.lab import recipes
@@ -117,7 +118,9 @@ def test_rates_of_groups_that_begin_later():
 
 
 def test_at_first_only_the_head_learns(tmp_path):
-    kind, config = recipes.load("digits", ["head_epochs=0.25", "epochs=2", "loss=proxy"])
+    save_file(model.tiny().state_dict(), tmp_path / "w.safetensors")
+    settings = [f"weights={tmp_path / 'w.safetensors'}", "head_epochs=0.25", "epochs=2"]
+    kind, config = recipes.load("digits", settings)
     task = kind(config, torch.device("cpu"))
     trainer = Trainer(task, config, tmp_path, torch.device("cpu"))
     start = {name: value.detach().clone() for name, value in task.network.named_parameters()}
@@ -133,10 +136,8 @@ def test_at_first_only_the_head_learns(tmp_path):
 
 
 def test_fixed_norms_do_not_learn(tmp_path):
-    from safetensors.torch import save_file
-
     save_file(model.tiny().state_dict(), tmp_path / "w.safetensors")
-    settings = [f"weights={tmp_path / 'w.safetensors'}", "batch_norm=fixed"]
+    settings = [f"weights={tmp_path / 'w.safetensors'}", "batch_norm=fixed", "head_epochs=0"]
     kind, config = recipes.load("digits", settings)
     task = kind(config, torch.device("cpu"))
     trainer = Trainer(task, config, tmp_path, torch.device("cpu"))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 #: Name -> module and class. A new task needs a line here and nothing else.
 TASKS = {
     "retrieval": "rankgrad.lab.retrieval.images.task:ImageTask",
+    "text": "rankgrad.lab.text.task:TextTask",
     "detection": "rankgrad.lab.detection.task:DetectionTask",
     "ranker": "rankgrad.lab.ranker.task:RankerTask",
 }

@@ -163,12 +163,12 @@ def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
     """A line for each run whose network was better before training than after it."""
-    metric = recipes.load(str(next(folder.glob("**/config.yaml")).parent))[0].headline
+    metric = json.loads(next(folder.glob("**/data.json")).read_text()).get("headline", "")
     return [
         f"this run ended below its start: {metric} {result.first[metric]:.1f} before training, "
         f"{result.last[metric]:.1f} after it; try a lower lr"
         for result in results
-        if result.first and result.last[metric] < result.first[metric]
+        if metric in result.first and result.last[metric] < result.first[metric]
     ]
 
 

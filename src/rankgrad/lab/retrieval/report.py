@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing_extensions import NotRequired, TypedDict
 from rankgrad.lab.report import page
 from rankgrad.lab.report.curves import chart
 from rankgrad.lab.retrieval.config import RetrievalConfig
-from rankgrad.lab.retrieval.source import Source
+from rankgrad.lab.retrieval.source import Source, Sources
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.run_files import Result, read_json
@@ -76,16 +76,17 @@ def write_examples(
     found: RetrievalMetrics,
     queries: Tensor,
     gallery: Tensor | None,
-    query: Source,
-    gallery_source: Source | None,
+    sources: Sources,
+    relevant: Callable[[int, int], bool],
 ) -> None:
     """Keep some random queries and the hardest ones, with their nearest items, as ``examples.json``."""
+    query = sources.query
     counts = (found.first > 0).nonzero().flatten().cpu()
     random = counts[torch.randperm(len(counts), generator=torch.Generator().manual_seed(0))[:_SHOWN]]
     worst = found.average_precision.cpu()[counts].argsort(stable=True)[:_SHOWN]
     chosen = {"examples": random.sort().values, "hardest": counts[worst]}
     source, candidates = (
-        (query, queries) if gallery is None or gallery_source is None else (gallery_source, gallery)
+        (query, queries) if gallery is None or sources.gallery is None else (sources.gallery, gallery)
     )
     unit = unit_length(candidates)
     written: dict[str, list[dict[str, Any]]] = {}
@@ -102,7 +103,7 @@ def write_examples(
                     {
                         **_item(source, other),
                         "score": round(score, 3),
-                        "right": bool(source.items.labels[other] == query.items.labels[row]),
+                        "right": relevant(row, other),
                     }
                     for other, score in zip(others, similar, strict=True)
                     if score > -torch.inf

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from rankgrad.lab.training.errors import UserError
 
+#: Fewer classes than this cannot be split into two to train on and two to test on.
+FEW = 4
+
 
 @dataclass(frozen=True)
 class Items:
@@ -92,6 +95,13 @@ def by_classes(labels: Tensor, test_share: float, seed: int) -> tuple[Tensor, Te
     many = min(max(round(test_share * len(classes)), 1), len(classes) - 1)
     testing = torch.isin(labels, shuffled[:many])
     return (~testing).nonzero().flatten(), testing.nonzero().flatten()
+
+
+def kept_apart(labels: Tensor, test_share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows to train and to test on: whole classes, or where there are too few, every other item of each class."""
+    if test_share < 1 and 1 < int(labels.unique().numel()) < FEW:
+        return by_items(labels)
+    return by_classes(labels, test_share, seed)
 
 
 def by_items(labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,15 @@ def embed(
     return distributed.gather(torch.cat(parts).clone())
 
 
+class Judged(NamedTuple):
+    """An evaluation: per query, in percent, and the embeddings of queries and gallery."""
+
+    metrics: RetrievalMetrics
+    summary: dict[str, float]
+    queries: Tensor
+    gallery: Tensor | None
+
+
 class RetrievalTask(Task):
     """Train a network to embed items; see :class:`rankgrad.lab.training.task.Task`.
 
@@ -62,7 +71,7 @@ class RetrievalTask(Task):
         self.config = config = self.completed(config)
         self.device = device
         # What can go wrong shows before the data is read, which may take long.
-        losses.build(config.loss, config.miner, classes=4, embedding=4)
+        self.check_loss(config)
         self.check(config)
         self.network, self._notes = self.build(config)
         train, self.query, self.gallery = self.sources(config, device, train=True)
@@ -87,9 +96,18 @@ class RetrievalTask(Task):
         if device.type == "cuda":
             self.network = self.network.to(memory_format=torch.channels_last)
         classes, size = int(labels.max()) + 1, self.network.embedding_size
-        self.loss = losses.build(config.loss, config.miner, classes=classes, embedding=size).to(device)
+        self.loss = self.build_loss(classes, size).to(device)
         self._watch = watch.Watch(watch.advice(config.loss.name, config.loss.arguments()))
         self.told = [self._counts(), *self._warnings(), *([fitted] if fitted else [])]
+
+    @classmethod
+    def check_loss(cls, config: Any) -> None:
+        """Whether there is such a loss, with such arguments."""
+        losses.build(config.loss, config.miner, classes=4, embedding=4)
+
+    def build_loss(self, classes: int, size: int) -> nn.Module:
+        """A Module ``(embeddings, labels, ids) -> loss``; labels are 0 ... classes - 1."""
+        return losses.build(self.config.loss, self.config.miner, classes=classes, embedding=size)
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -168,13 +186,32 @@ class RetrievalTask(Task):
         """Stop a run whose embeddings collapsed; say once where hardly any of them gets a gradient."""
         return self._watch.see(rows)
 
-    def measure(self) -> tuple[RetrievalMetrics, Tensor, Tensor | None]:
-        """Where every query's relevant items stand, and the embeddings of queries and gallery."""
-        return measure(self.network, self.query, self.gallery, self.config.precision)
+    @classmethod
+    def judge(
+        cls, network: nn.Module, sources: Sources, config: Any, progress: Callable[[int], None] = lambda done: None
+    ) -> Judged:
+        """Embed queries and gallery, and rank them exactly."""
+        queries = embed(network, sources.query, config.precision, progress=progress)
+        labels, done = sources.query.items.labels.to(queries.device), len(queries)
+        gallery: Tensor | None = None
+        others: tuple[Tensor, ...] = ()
+        if sources.gallery is not None:
+            gallery = embed(network, sources.gallery, config.precision, progress=lambda n: progress(done + n))
+            others = gallery, sources.gallery.items.labels.to(queries.device)
+        try:
+            found = retrieval_metrics(queries, labels, *others)
+        except NotANumberError as error:
+            raise UserError(f"{error}: the network produced NaN or infinite embeddings") from None
+        return Judged(found, found.summary(config.recall_at), queries, gallery)
 
     def evaluate(self) -> dict[str, float]:
         """R@K, mAP@R and AP in percent."""
-        return self.measure()[0].summary(self.config.recall_at)
+        return self.judge(self.network, Sources(None, self.query, self.gallery), self.config).summary
+
+    def relevant(self, query: int, other: int) -> bool:
+        """Whether a test item belongs to a query: row numbers of the queries and of the gallery."""
+        others = self.query if self.gallery is None else self.gallery
+        return bool(self.query.items.labels[query] == others.items.labels[other])
 
     def metadata(self) -> dict[str, Any]:
         """What the network needs to be built again."""
@@ -186,15 +223,16 @@ class RetrievalTask(Task):
         counts |= {"queries": len(self.query), "test classes": self.query.items.classes()}
         if self.gallery is not None:
             counts["gallery items"] = len(self.gallery)
-        return {"counts": counts, "told": self.told}
+        return {"counts": counts, "told": self.told, "headline": self.headline}
 
     def finish(self, folder: Path) -> None:
         """Write the examples of the report."""
         from rankgrad.lab.retrieval.report import write_examples
 
-        found, queries, gallery = self.measure()
+        sources = Sources(None, self.query, self.gallery)
+        found = self.judge(self.network, sources, self.config)
         if distributed.rank() == 0:
-            write_examples(folder, found, queries, gallery, self.query, self.gallery)
+            write_examples(folder, found.metrics, found.queries, found.gallery, sources, self.relevant)
 
     @classmethod
     def evaluate_checkpoint(
@@ -203,13 +241,13 @@ class RetrievalTask(Task):
         """The metrics of a checkpoint on its data set's test items."""
         config = cls.completed(config)
         network = cls.rebuild(config, weights, notes).to(device)
-        _, query, gallery = cls.sources(config, device, train=False)
-        many = len(query) + (len(gallery) if gallery else 0)
+        sources = cls.sources(config, device, train=False)
+        many = len(sources.query) + (len(sources.gallery) if sources.gallery else 0)
         with log.progress("embedding", many, 0, show=True) as bar:
-            found, _, _ = measure(network, query, gallery, config.precision, bar.advance)
-        if not bool((found.first > 0).any()):
+            found = cls.judge(network, sources, config, bar.advance)
+        if not bool((found.metrics.first > 0).any()):
             raise UserError("--data: expected classes with two test items at least, found nothing to look for")
-        return found.summary(config.recall_at)
+        return found.summary
 
     @classmethod
     def report_sections(cls, run: Path, config: Any, beside: Sequence[Path]) -> list[tuple[str, str]]:
@@ -222,24 +260,3 @@ class RetrievalTask(Task):
     def published(cls, config: Any) -> tuple[list[tuple[str, list[float | None]]], str]:
         """Published rows ``(method, R@K for K in config.recall_at)`` to stand beside a run's, and a note."""
         return [], ""
-
-
-def measure(
-    network: nn.Module,
-    query: Source,
-    gallery: Source | None,
-    precision: str,
-    progress: Callable[[int], None] = lambda done: None,
-) -> tuple[RetrievalMetrics, Tensor, Tensor | None]:
-    """Embed queries and gallery, and rank them exactly."""
-    queries = embed(network, query, precision, progress=progress)
-    labels = query.items.labels.to(queries.device)
-    others: tuple[Tensor, ...] = ()
-    if gallery is not None:
-        candidates = embed(network, gallery, precision, progress=lambda done: progress(len(queries) + done))
-        others = candidates, gallery.items.labels.to(queries.device)
-    try:
-        found = retrieval_metrics(queries, labels, *others)
-    except NotANumberError as error:
-        raise UserError(f"{error}: the network produced NaN or infinite embeddings") from None
-    return found, queries, others[0] if others else None

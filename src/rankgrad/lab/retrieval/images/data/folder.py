@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankgrad.lab.retrieval.images.config import Data
-from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, by_classes, by_items, numbered
+from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, kept_apart, numbered
 from rankgrad.lab.training.errors import UserError, printable
 from rankgrad.lab.vision.folders import root_of
 from rankgrad.lab.vision.images import SUFFIXES
 
 #: Names of parts of a data set: unlikely ones for classes.
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-
-#: Fewer classes than this cannot be split into two to train on and two to test on.
-FEW = 4
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -37,10 +34,7 @@ def read(config: Data) -> RetrievalSplits:
     if len(names) > 1 and PARTS.issuperset(names):
         raise UserError(f"--data: expected train and test, or a folder for each class; found {', '.join(names)}")
     everything = _classes(root)
-    if config.test_share < 1 and everything.classes() < FEW:
-        training, testing = by_items(everything.labels)
-    else:
-        training, testing = by_classes(everything.labels, config.test_share, config.split_seed)
+    training, testing = kept_apart(everything.labels, config.test_share, config.split_seed)
     return RetrievalSplits(everything.take(training), everything.take(testing))
 
 

@@ -1,0 +1,117 @@
+"""Graded lists as a source and a loss: queries rank the documents of a batch, and their grades say how well."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad.lab.retrieval.config import Named
+from rankgrad.lab.retrieval.source import Batch, Draw
+from rankgrad.lab.retrieval.splits import Items
+from rankgrad.lab.text.data import Judgements
+from rankgrad.lab.text.source import TextSource
+from rankgrad.lab.training.config import nearest
+from rankgrad.lab.training.errors import UserError
+from rankgrad.losses import average_precision_loss, ndcg_loss, recall_loss
+from rankgrad.metrics import RetrievalMetrics, average_precision, map_at_r, ndcg, reciprocal_rank
+from rankgrad.pairs import unit_length
+
+#: name -> function of (scores, relevance), whether it reads grades, defaults
+LOSSES: dict[str, tuple[Callable[..., Tensor], bool, dict[str, Any]]] = {
+    "ndcg": (ndcg_loss, True, {"lam": 1.0}),
+    "ap": (average_precision_loss, False, {"window": 0.1, "margin": 0.05}),
+    "recall": (recall_loss, False, {"window": 0.1, "margin": 0.05}),
+}
+
+
+class GradedSource(TextSource):
+    """Judged documents, labelled by their query. A batch is its queries, each once, and the documents drawn.
+
+    Args:
+        judgements: The lists.
+        device: Where the labels are.
+    """
+
+    def __init__(self, judgements: Judgements, device: torch.device) -> None:
+        documents = [judgements.documents[i] for i in judgements.document.tolist()]
+        super().__init__(Items(documents, judgements.query, None, documents, judgements.queries), device)
+        self.judgements: Judgements = judgements
+
+    def batch(self, rows: Tensor, following: Tensor | None = None, draw: Draw | None = None) -> Batch:
+        """Texts of queries and documents; labels and ids are rows of the queries, then of the documents."""
+        queries = self.judgements.query[rows].unique()
+        documents = self.judgements.document[rows]
+        texts = [self.judgements.queries[i] for i in queries.tolist()]
+        texts += [self.judgements.documents[i] for i in documents.tolist()]
+        numbers = torch.cat([queries, documents]).to(self.device)
+        return Batch(texts, numbers, numbers)
+
+
+class GradedLoss(nn.Module):
+    """Every query of a batch ranks the documents of all of them; a document nobody judged for it has grade 0.
+
+    Args:
+        config: ``ndcg``, ``ap`` or ``recall``, with arguments of the library's function.
+        judgements: The grades.
+        queries: How many of a batch's rows are queries.
+    """
+
+    def __init__(self, config: Named, judgements: Judgements, queries: int) -> None:
+        super().__init__()
+        self.function, self.reads_grades, self.arguments = loss_of(config)
+        self.judgements, self.queries = judgements, queries
+
+    def forward(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
+        """Mean loss over the queries."""
+        del labels
+        rows = unit_length(embeddings)
+        queries, documents = ids[: self.queries], ids[self.queries :]
+        scores = rows[: self.queries] @ rows[self.queries :].T
+        grades = self.judgements.grades(queries, documents).to(scores.dtype)
+        again = (documents.unsqueeze(0) == documents.unsqueeze(1)).tril(-1).any(1)  # drawn a second time
+        relevance = grades if self.reads_grades else grades > 0
+        return self.function(scores, relevance, mask=(~again).expand(scores.shape), **self.arguments)
+
+
+def loss_of(config: Named) -> tuple[Callable[..., Tensor], bool, dict[str, Any]]:
+    """A loss of lists by name, with its arguments checked."""
+    if config.name not in LOSSES:
+        raise UserError(f"loss: unknown name {config.name!r} for graded lists{nearest(config.name, LOSSES)}")
+    function, grades, defaults = LOSSES[config.name]
+    known = set(inspect.signature(function).parameters) - {"scores", "relevance", "mask", "reduction"}
+    for name in config.arguments():
+        if name not in known:
+            raise UserError(f"loss.{name}: unknown argument of {function.__name__}{nearest(name, known)}")
+    given = config.arguments()
+    if {"lam", "window"} & given.keys():
+        defaults = {k: v for k, v in defaults.items() if k not in ("lam", "window")}
+    try:
+        function(torch.zeros(1, 2), torch.tensor([[True, False]]), **{**defaults, **given})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"loss: {error}") from None
+    return function, grades, {**defaults, **given}
+
+
+def measure(
+    queries: Tensor, documents: Tensor, judgements: Judgements, recall_at: tuple[int, ...], *, at_once: int = 256
+) -> tuple[RetrievalMetrics, dict[str, float]]:
+    """Every query ranks all documents: per query where the relevant ones stand; NDCG@10 and R@K in percent."""
+    queries, documents = unit_length(queries), unit_length(documents)
+    judgements = judgements.to(queries.device)
+    columns = torch.arange(len(documents), device=queries.device)
+    parts: list[tuple[Tensor, ...]] = []
+    for rows in torch.arange(len(queries), device=queries.device).split(at_once):
+        scores, grades = queries[rows] @ documents.T, judgements.grades(rows, columns)
+        relevant = grades > 0
+        first = (1 / reciprocal_rank(scores, relevant, reduction="none").clamp(min=1e-12)).round().long()
+        first = first.where(relevant.any(1), 0)
+        found = [metric(scores, relevant, reduction="none").double() for metric in (average_precision, map_at_r)]
+        parts.append((first, *found, ndcg(scores, grades.to(scores.dtype), k=10, reduction="none").double()))
+    first, precision, at_r, gain = (torch.cat(column) for column in zip(*parts, strict=True))
+    metrics = RetrievalMetrics(first, precision, at_r)
+    many = (first > 0).sum().clamp(min=1)
+    return metrics, {"NDCG@10": 100 * float(gain.sum() / many), **metrics.summary(recall_at)}

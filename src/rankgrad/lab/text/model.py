@@ -1,0 +1,73 @@
+"""The network: a sentence-transformers model from a folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad.lab.text.config import Model
+from rankgrad.lab.training.errors import UserError
+
+
+class TextEmbedder(nn.Module):
+    """Texts -> embeddings ``[B, dim]``, not normalised (losses and evaluation do that)."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.embedding_size = int(backbone.get_embedding_dimension())
+
+    def forward(self, texts: list[str]) -> Tensor:
+        """Embeddings of a batch of texts, float32 under autocast too."""
+        inputs = self.backbone.preprocess(texts)
+        device = next(self.backbone.parameters()).device
+        inputs = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+        found: Tensor = self.backbone(inputs)["sentence_embedding"]
+        return found.float()
+
+
+def check(config: Model) -> Path:
+    """Whether there is a model in the folder, before anything is read."""
+    import sentence_transformers  # noqa: F401  (missing: the command says which extra has it)
+
+    if config.name is None:
+        raise UserError("model: the task text needs the folder of a sentence-transformers model, say model=DIR")
+    folder = Path(config.name).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"model: expected the folder of a sentence-transformers model, received {config.name!r}")
+    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
+        raise UserError(f"model: {config.name} has neither modules.json nor config.json")
+    if not [path for kind in ("*.safetensors", "pytorch_model*.bin") for path in folder.rglob(kind)]:
+        raise UserError(f"model: {config.name} has no weights (expected model.safetensors)")
+    return folder
+
+
+def build(config: Model, seed: int) -> TextEmbedder:
+    """The model of a folder; nothing is fetched."""
+    folder = check(config)
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # "Loading weights" of files that are here
+    torch.manual_seed(seed)
+    try:
+        model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise UserError(f"model: {config.name} is not a sentence-transformers model that loads ({said})") from None
+    if config.max_length is not None:
+        model.max_seq_length = config.max_length
+    return TextEmbedder(model)
+
+
+def save(network: TextEmbedder, folder: Path) -> None:
+    """The model as a folder for sentence-transformers, whole or not at all."""
+    beside = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(beside, ignore_errors=True)
+    network.backbone.save(str(beside), create_model_card=False)
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)

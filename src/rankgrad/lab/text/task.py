@@ -1,0 +1,154 @@
+"""Retrieval of texts: the task ``text``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad import distributed
+from rankgrad.lab.retrieval import losses
+from rankgrad.lab.retrieval.source import Sources
+from rankgrad.lab.retrieval.splits import Items
+from rankgrad.lab.retrieval.task import Judged, RetrievalTask, embed
+from rankgrad.lab.text import data, graded, model
+from rankgrad.lab.text.config import Config
+from rankgrad.lab.text.source import TextSource
+from rankgrad.lab.training.checkpoint import fill
+from rankgrad.lab.training.errors import UserError
+
+
+class TextTask(RetrievalTask):
+    """Fine-tune a sentence-transformers model."""
+
+    config_class = Config
+    item = "texts"
+    same_shapes = False
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        super().__init__(config, device)
+        if self.graded:
+            self.headline = "NDCG@10"
+            self.told = [self._graded_counts(), *self.told[1:]]
+
+    @property
+    def graded(self) -> bool:
+        """Whether documents have grades."""
+        return bool(self.config.data.kind == "graded")
+
+    @classmethod
+    def completed(cls, config: Config) -> Config:
+        """With the kind of data that the file holds, and the loss for it."""
+        kind = data.kind_of(config.data)
+        loss = config.loss
+        if loss.name == "auto":
+            name, values = ("ndcg", {}) if kind == "graded" else ("ap", {"window": 0.1, "margin": 0.05})
+            loss = type(loss)(name=name, **{**values, **loss.arguments()})
+        batch = config.batch.model_copy(update={"per_class": 2}) if kind == "pairs" else config.batch
+        found = config.data.model_copy(update={"kind": kind})
+        return config.model_copy(update={"data": found, "loss": loss, "batch": batch})
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Whether there are a file, and a model with weights."""
+        data.file_of(config.data)
+        model.check(config.model)
+        if config.data.kind == "graded" and distributed.active():
+            raise UserError("data.kind: graded lists train in one process, received several")
+
+    @classmethod
+    def check_loss(cls, config: Config) -> None:
+        """Whether the loss fits the data."""
+        if config.data.kind == "graded":
+            graded.loss_of(config.loss)
+        else:
+            super().check_loss(config)
+
+    @classmethod
+    def sources(cls, config: Config, device: torch.device, *, train: bool) -> Sources:
+        """The texts of the file; those to test on share no label, pair or query with those to train on."""
+        if config.data.kind == "graded":
+            lists, tested = data.read_graded(config.data)
+            texts = [
+                Items(part, torch.arange(len(part)), None, [text[:60] for text in part])
+                for part in (tested.queries, tested.documents)
+            ]
+            query, gallery = (TextSource(items, device) for items in texts)
+            query.judgements = tested
+            return Sources(graded.GradedSource(lists, device) if train else None, query, gallery)
+        splits = data.read(config.data, config.data.kind)
+        wanted = (splits.train if train else None, splits.query, splits.gallery)
+        training, query_, gallery_ = (None if items is None else TextSource(items, device) for items in wanted)
+        assert query_ is not None
+        return Sources(training, query_, gallery_)
+
+    @classmethod
+    def build(cls, config: Config) -> tuple[model.TextEmbedder, dict[str, Any]]:
+        """The model of the folder."""
+        return model.build(config.model, config.seed), {}
+
+    @classmethod
+    def rebuild(cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any]) -> model.TextEmbedder:
+        """The model of the folder, with the weights of a checkpoint."""
+        network = model.build(config.model, config.seed)
+        fill(network, weights)
+        return network
+
+    def build_loss(self, classes: int, size: int) -> nn.Module:
+        """Of labels, or of graded lists."""
+        if not self.graded:
+            return super().build_loss(classes, size)
+        assert isinstance(self.source, graded.GradedSource)
+        queries = self.batch.size // self.batch.per_class
+        return graded.GradedLoss(self.config.loss, self.source.judgements.to(self.device), queries)
+
+    @classmethod
+    def judge(
+        cls,
+        network: nn.Module,
+        sources: Sources,
+        config: Config,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> Judged:
+        """By labels, or by grades."""
+        judgements = sources.query.judgements if isinstance(sources.query, TextSource) else None
+        if judgements is None or sources.gallery is None:
+            return super().judge(network, sources, config, progress)
+        queries = embed(network, sources.query, config.precision, progress=progress)
+        done = len(queries)
+        documents = embed(
+            network, sources.gallery, config.precision, progress=lambda count: progress(done + count)
+        )
+        metrics, summary = graded.measure(queries, documents, judgements, config.recall_at)
+        return Judged(metrics, summary, queries, documents)
+
+    def relevant(self, query: int, other: int) -> bool:
+        """Whether a test item belongs to a query."""
+        if not self.graded:
+            return super().relevant(query, other)
+        assert isinstance(self.query, TextSource) and self.query.judgements is not None
+        return bool(self.query.judgements.grades(torch.tensor([query]), torch.tensor([other])) > 0)
+
+    def finish(self, folder: Path) -> None:
+        """The examples of the report, and the model as sentence-transformers loads it."""
+        super().finish(folder)
+        if distributed.rank() == 0:
+            model.save(self.network, folder / "model")
+
+    def _graded_counts(self) -> str:
+        assert isinstance(self.source, graded.GradedSource) and self.gallery is not None
+        lists = self.source.judgements
+        told = f"trains on {len(lists.query):,} graded documents of {len(lists.queries):,} queries"
+        return f"{told}, tests on {len(self.query):,} queries that search {len(self.gallery):,} documents"
+
+    @classmethod
+    def listing(cls) -> dict[str, dict[str, str]]:
+        """Losses and kinds of data, a line each."""
+        return {
+            "loss": {name: told for name, (_, told) in losses.OURS.items()}
+            | {"ndcg": "NDCG, for graded lists", "auto": "ap for labels and pairs, ndcg for graded lists"},
+            "data": {kind: f"a file with the columns {', '.join(roles)}" for kind, roles in data.KINDS.items()},
+        }

@@ -1,0 +1,252 @@
+"""The task text: the same sampler, loss, evaluation and report as for images, on three kinds of files."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("sentence_transformers")
+
+import text_files as texts
+from rankgrad.lab import recipes
+from rankgrad.lab.cli import main
+from rankgrad.lab.recipes import run
+from rankgrad.lab.retrieval.config import Named
+from rankgrad.lab.text import data, graded
+from rankgrad.lab.text.config import Data
+from rankgrad.lab.training.errors import UserError
+from rankgrad.metrics import ndcg
+
+from runs import rows, same_weights, stop_after
+
+SMALL = ["epochs=2", "batch.size=16", "per_class=4", "device=cpu", "lr=2e-3", "save_minutes=0"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return texts.tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def cli(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    return caught.value.code
+
+
+MAKE = {"labels": texts.labelled, "pairs": texts.pairs, "graded": texts.graded}
+
+
+@pytest.mark.parametrize("kind", list(MAKE))
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_files(tmp_path, kind, suffix):
+    path = MAKE[kind](tmp_path / f"data{suffix}")
+    settings = Data(root=str(path))
+    assert data.kind_of(settings) == kind
+    if kind == "graded":
+        train, test = data.read_graded(settings)
+        assert (len(train.queries), len(test.queries), len(test.documents)) == (16, 4, 16)
+        assert not set(train.queries) & set(test.queries)
+        return
+    splits = data.read(settings, kind)
+    if kind == "labels":
+        assert (splits.train.classes(), splits.query.classes(), splits.gallery) == (4, 4, None)
+        assert not set(splits.train.sources) & set(splits.query.sources)
+        return
+    assert (len(splits.train), len(splits.query), len(splits.gallery)) == (64, 8, 8)
+    assert all(text.endswith("anchor") for text in splits.query.sources)
+    assert sorted(splits.query.labels.tolist()) == sorted(splits.gallery.labels.tolist())
+
+
+def test_pairs_that_share_a_text_belong_together(tmp_path):
+    linked = [("a", "b"), ("c", "b"), ("d", "e"), ("f", "g")]
+    (items, anchors, _) = data._paired([list(column) for column in zip(*linked, strict=True)])
+    label = dict(zip(items.sources, items.labels.tolist(), strict=True))
+    assert label["a"] == label["b"] == label["c"] and len(set(label.values())) == 3
+    assert list(anchors.sources) == ["a", "c", "d", "f"]
+    assert len(data._paired([["a", "b"], ["b", "c"]])) == 1  # b would find itself: all search each other
+
+
+@pytest.mark.parametrize("kind", list(MAKE))
+def test_a_run_and_its_report(tmp_path, kind, model, capsys):
+    path = MAKE[kind](tmp_path / "data.csv")
+    out = tmp_path / "run"
+    assert cli("train", "text", "--data", path, f"model={model}", *SMALL, "epochs=6", "--out", out) == 0
+    said = capsys.readouterr().out
+    assert {"labels": "trains on 32 texts of 4 classes, tests on 32 texts of 4 classes",
+            "pairs": "which search 8 texts",
+            "graded": "4 queries that search 16 documents"}[kind] in said  # fmt: skip
+    before, *_, after = rows(out, "evaluations")
+    headline = "NDCG@10" if kind == "graded" else "R@1"
+    assert headline in before and (kind != "labels" or float(after["mAP@R"]) > float(before["mAP@R"]))
+    loss = [float(row["loss"]) for row in rows(out)]
+    assert sum(loss[-4:]) < sum(loss[:4])
+    page = (out / "report.html").read_text()
+    assert "this run, before training" in page and 'class="text"' in page and "spread of the embeddings" in page
+    examples = json.loads((out / "examples.json").read_text())
+    assert any(item["right"] for example in examples["examples"] for item in example["nearest"])
+    assert cli("eval", out / "best.safetensors") == 0
+    best = json.loads((out / "result.json").read_text())["best"]
+    assert f"{headline} {best[headline]:.1f}" in capsys.readouterr().out
+
+
+def test_the_trained_model_is_there_for_sentence_transformers(tmp_path, model):
+    from sentence_transformers import SentenceTransformer
+
+    path = texts.labelled(tmp_path / "data.csv")
+    folder, _ = run.run("text", [f"data.root={path}", f"model={model}", *SMALL], out=str(tmp_path / "run"))
+    trained, start = SentenceTransformer(str(folder / "model"), device="cpu"), SentenceTransformer(str(model))
+    embedded = [torch.tensor(one.encode(["word1 word2"])) for one in (trained, start)]
+    assert not torch.allclose(*embedded, atol=1e-3)
+    task, config = recipes.load(str(folder))
+    from rankgrad.lab.training.checkpoint import load_weights
+
+    network = task.rebuild(config, *load_weights(folder / "best.safetensors")).eval()
+    torch.testing.assert_close(network(["word1 word2"]), embedded[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", list(MAKE))
+def test_resume_is_exact(tmp_path, monkeypatch, kind, model):
+    path = MAKE[kind](tmp_path / "data.csv")
+    settings = [f"data.root={path}", f"model={model}", *SMALL]
+    whole, _ = run.run("text", settings, out=str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("text", settings, out=str(tmp_path / "cut"))
+    cut, _ = run.run("text", settings, out=str(tmp_path / "cut"), resume=True)
+    assert len(rows(whole)) > 3 and rows(cut) == rows(whole)
+    assert rows(cut, "evaluations") == rows(whole, "evaluations")
+    assert same_weights(cut / "last.safetensors", whole / "last.safetensors")
+
+
+def judged(query, document, grade):
+    return data.Judgements(["p", "q"], ["x", "y", "z"], *map(torch.tensor, (query, document, grade)))
+
+
+def test_grades_are_looked_up():
+    lists = judged([0, 1, 1], [2, 0, 2], [1.0, 2.0, 3.0])
+    found = lists.grades(torch.tensor([1, 0]), torch.tensor([0, 1, 2, 0]))
+    assert found.tolist() == [[2, 0, 3, 2], [0, 0, 1, 0]]
+    assert lists.take(torch.tensor([1])).documents == ["x", "z"]
+
+
+def test_the_graded_loss_ranks_the_documents_of_a_batch():
+    lists = judged([0, 1, 1], [2, 0, 2], [1.0, 2.0, 3.0])
+    # Both queries have their document last; a loss that is 0 would have no gradient.
+    embeddings = torch.tensor([[1.0, 0, 0], [0, 1, 0], [-1, -1, 1], [0, 0.1, 1], [-1, -1, 1], [1, 1, 0]])
+    embeddings.requires_grad_()
+    ids = torch.tensor([0, 1, 2, 0, 2, 1])  # two queries, documents z x z y: z is there twice
+    loss = graded.GradedLoss(Named(name="ndcg", lam=10.0), lists, 2)
+    found = loss(embeddings, ids, ids)
+    unit = torch.nn.functional.normalize(embeddings.detach(), dim=1)
+    scores = unit[:2] @ unit[[2, 3, 5]].T
+    expected = 1 - ndcg(scores, torch.tensor([[1.0, 0, 0], [3, 2, 0]]))
+    assert found.item() == pytest.approx(expected.item(), abs=1e-6)
+    found.backward()
+    assert embeddings.grad[[0, 1, 2, 3]].abs().sum() > 0 and not embeddings.grad[4].any()
+
+
+def test_measures_of_graded_lists():
+    """Against the library's metrics on the whole matrix."""
+    lists = data.Judgements(
+        ["p", "q", "r"],
+        ["x", "y", "z"],
+        torch.tensor([0, 1, 1, 2]),
+        torch.tensor([2, 0, 2, 1]),
+        torch.tensor([1.0, 2.0, 3.0, 0.0]),
+    )
+    queries, documents = torch.randn(3, 4), torch.randn(3, 4)
+    metrics, summary = graded.measure(queries, documents, lists, (1, 2), at_once=2)
+    scores = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(documents).T
+    grades = torch.tensor([[0.0, 0, 1], [2, 0, 3], [0, 0, 0]])
+    assert summary["NDCG@10"] == pytest.approx(100 * ndcg(scores, grades, k=10).item(), abs=1e-4)
+    first = [min((s.argsort(descending=True) == d).nonzero().item() + 1 for d in relevant)
+             for s, relevant in zip(scores[:2], ([2], [0, 2]), strict=True)]  # fmt: skip
+    assert metrics.first.tolist() == [*first, 0]
+    assert summary["R@1"] == pytest.approx(100 * sum(rank == 1 for rank in first) / 2)
+
+
+def bad(tmp_path, columns, rows_, name="data.csv"):
+    return texts.table(tmp_path / name, columns, rows_)
+
+
+FINE = [("a b", "x"), ("c d", "y")] * 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "content", "message"),
+    [
+        (
+            ("sentence", "label"),
+            FINE,
+            r"expected the columns text,label or anchor.*found sentence,label",
+        ),
+        (("text", "label"), [*FINE, ("  ", "x")], r"line 10: the text is empty"),
+        (("text", "label"), [*FINE, ("e", "")], r"line 10: the label is empty"),
+        (
+            ("text", "label"),
+            [*FINE, ("e " * 500_000, "x")],
+            r"the text has 999,999 characters, more than data\.",
+        ),
+        (("text", "label"), [("a", "x"), ("b", "x")], r"expected two different labels at least, found one"),
+        (("text", "label"), [], r"data.csv has no rows"),
+        (("anchor", "positive"), [("a", "a"), ("b", "c")], r"expected two different texts in a pair"),
+        (
+            ("query", "document", "grade"),
+            [("a", "b", "good")],
+            r"expected grades that are numbers, received .good",
+        ),
+        (("query", "document", "grade"), [("a", "b", "-1")], r"expected finite grades >= 0, received '-1'"),
+        (("query", "document", "grade"), [("a", "b", "1"), ("a", "b", "2")], r"a document with two grades"),
+        (("query", "document", "grade"), [("a", "b", "1"), ("a", "c", "2")], r"two queries at least, found 1"),
+    ],
+)
+def test_bad_files_are_one_line_and_write_nothing(tmp_path, columns, content, message, model):
+    path, out = bad(tmp_path, columns, content), tmp_path / "run"
+    with pytest.raises(UserError, match=message) as caught:
+        run.run("text", [f"data.root={path}", f"model={model}", *SMALL], out=str(out))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    assert not out.exists()
+
+
+def test_files_that_are_none(tmp_path, model):
+    (tmp_path / "a.csv").write_bytes(b"text,label\ncaf\xe9,x\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": 1}\nhello\n')
+    (tmp_path / "a.xlsx").write_text("")
+    for name, message in (
+        ("a.csv", "is not UTF-8"),
+        ("a.jsonl", "line 2: expected JSON"),
+        ("a.xlsx", "expected a file named .csv or .tsv or .jsonl"),
+        ("none.csv", "found no file"),
+    ):
+        told = cli("train", "text", "--data", tmp_path / name, f"model={model}", "--out", tmp_path / "run")
+        assert message in told and told.startswith("rankgrad: --data: "), told
+    assert cli("train", "text").startswith("rankgrad: --data: the task text needs a file")
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_that_are_none(tmp_path, model):
+    path = texts.labelled(tmp_path / "data.csv")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bare").mkdir()
+    for name in ("modules.json", "config.json"):
+        (tmp_path / "bare" / name).write_text((model / name).read_text())
+    for given, message in (
+        ([], "model: the task text needs the folder"),
+        (["model=nowhere"], "model: expected the folder of a sentence-transformers model, received 'nowhere'"),
+        ([f"model={tmp_path / 'empty'}"], "has neither modules.json nor config.json"),
+        ([f"model={tmp_path / 'bare'}"], "has no weights (expected model.safetensors)"),
+    ):
+        told = cli("train", "text", "--data", path, *given, "--out", tmp_path / "run")
+        assert message in told and "\n" not in told, told
+    assert not (tmp_path / "run").exists()
+
+
+def test_losses_of_graded_lists_are_checked(tmp_path, model):
+    path = texts.graded(tmp_path / "data.csv")
+    for settings, message in (
+        (["loss=proxy"], "loss: unknown name 'proxy' for graded lists"),
+        (["loss.lamm=3"], "loss.lamm: unknown argument of ndcg_loss, did you mean 'lam'?"),
+        (["loss.lam=-3"], "loss: lam: expected"),
+    ):
+        assert message in cli("train", "text", "--data", path, f"model={model}", *settings)
