@@ -40,8 +40,8 @@ def request(scores, relevance, mask, form, **given):
     return Request(scores, relevance, mask, tables=tables, form=form, **given)
 
 
-def assert_equal_to_reference(engine, scores, relevance, mask, form, **given):
-    """Gradients equal to the bit, losses to rounding; returns the total of the absolute gradient."""
+def assert_answer_equal_to_reference(engine, scores, relevance, mask, form, **given):
+    """Gradients equal to the bit, losses to rounding; returns the request without its hint, and both answers."""
     hint = {name: given.pop(name) for name in ("max_relevant",) if name in given}
     if "lam" in given:
         given |= {"reach": "lam", "strength": given.pop("lam")}
@@ -56,7 +56,15 @@ def assert_equal_to_reference(engine, scores, relevance, mask, form, **given):
     for name in ("gradient", "divisor", "lists"):
         a, b = getattr(got, name), getattr(expected, name)
         assert torch.equal(a, b), f"{name}: {(a != b).sum().item()} of {a.numel()} differ"
-    elsewhere = asked._replace(lists=3 * expected.lists + 1)  # lists that count elsewhere
+    return asked, got, expected
+
+
+def assert_equal_to_reference(engine, scores, relevance, mask, form, **given):
+    """So is the answer where lists count elsewhere, and the loss without a gradient; returns the total of its
+    absolute values."""
+    asked, got, expected = assert_answer_equal_to_reference(engine, scores, relevance, mask, form, **given)
+    hint = {name: given[name] for name in ("max_relevant",) if name in given}
+    elsewhere = asked._replace(lists=3 * expected.lists + 1)
     share, expected_share = engine.evaluate(elsewhere._replace(**hint)), reference.evaluate(elsewhere)
     assert torch.equal(share.gradient, expected_share.gradient)
     assert torch.equal(share.divisor, expected_share.divisor)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rankgrad
-from rankgrad.engine import cuda, dense, dispatch
+from rankgrad.engine import cuda, dense, dispatch, reference, spread
 
 from cases import (
     DTYPES,
@@ -29,6 +29,16 @@ SHAPES = {
 }
 
 
+def reaching(reach, calls=1, *, lam):
+    """A reach of each kind: a lambda, a window, or window and margin as shares of each call's spread."""
+    if reach == "lam":
+        return {"reach": "lam", "strength": lam}
+    if reach == "window":
+        return {"reach": "window", "strength": 0.7}
+    spread = torch.linspace(0.8, 1.3, calls, dtype=torch.float64, device="cuda")
+    return {"reach": "share", "strength": 0.5, "margin": 0.3, "margin_is_share": True, "spread": spread}
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", SHARES)
@@ -39,7 +49,8 @@ def test_equal_to_the_reference(shape, kind, share):
         data = make(
             kind, SHAPES[shape], share, dtype=DTYPES[number % 3], masked=masked, seed=number, device="cuda"
         )
-        assert_equal_to_reference(cuda, *data, form, lam=100.0, margin=0.25 * (number % 3))
+        reach = reaching(("lam", "window", "share")[(number + number // 2) % 3], SHAPES[shape][0], lam=100.0)
+        assert_equal_to_reference(cuda, *data, form, **{"margin": 0.25 * (number % 3), **reach})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,6 +59,8 @@ def test_dense_hint(kind, share):
     data = make(kind, (1, 3, 30_011), share, masked=kind in ("ties", "sorted"), device="cuda")
     assert_equal_to_reference(cuda, *data, "ap", lam=10.0, margin=0.25, max_relevant=30_011)
     assert_equal_to_reference(dense, *data, "loglog", lam=10.0, margin=0.0)
+    assert_equal_to_reference(cuda, *data, "ap", margin=0.25, max_relevant=30_011, **reaching("window", lam=10.0))
+    assert_equal_to_reference(dense, *data, "log", **reaching("share", lam=10.0))
 
 
 @pytest.mark.parametrize("share", [0.012, 0.02, 0.1, 0.5])
@@ -55,6 +68,19 @@ def test_dense_hint(kind, share):
 def test_more_relevant_items_than_pairs_are_compared_for(share, lists):
     data = make("ties" if lists == 2 else "random", (1, lists, 1_000_003), share, device="cuda")
     assert_equal_to_reference(cuda, *data, "log", lam=100.0, margin=0.0)
+    assert_equal_to_reference(cuda, *data, "log", **reaching("window", lam=100.0))
+
+
+@pytest.mark.parametrize("reach", ["lam", "window"])
+def test_so_many_relevant_items_that_each_round_of_their_sort_is_a_launch(reach):
+    data = make("ties" if reach == "lam" else "random", (1, 1, 6_000_001), 0.4, device="cuda")
+    assert_equal_to_reference(cuda, *data, "ap", **reaching(reach, lam=100.0))
+
+
+def test_very_many_long_lists():
+    """More lists than a grid's second axis has places for."""
+    data = make("random", (1, 70_000, 40), 0.1, device="cuda")
+    assert_equal_to_reference(cuda.long, *data, "ap", **reaching("window", lam=100.0))
 
 
 @pytest.mark.parametrize(("shape", "hint"), [((1, 70_000), None), ((32, 512), None), ((1, 30_000), 30_000)])
@@ -75,8 +101,18 @@ def test_the_two_steps_by_themselves(masked):
         assert_standings_equal_to_reference(cuda, *make("ties", shape, 0.05, masked=masked, device="cuda"))
 
 
+REACHES = {"lam": {"lam": 5.0, "margin": 0.1}, "window": {"window": 0.7, "margin": 0.1}, "automatic": {}}
+
+
 def loss(scores, relevance, **kwargs):
-    return rankgrad.average_precision_loss(scores, relevance, lam=5.0, margin=0.1, **kwargs)
+    given = kwargs.keys() & {"window", "lam"}
+    reach = REACHES["lam"] if not given else {"margin": 0.1}
+    return rankgrad.average_precision_loss(scores, relevance, **{**reach, **kwargs})
+
+
+def loss_with(reach):
+    """The AP loss with a reach of each kind."""
+    return lambda scores, relevance: rankgrad.average_precision_loss(scores, relevance, **REACHES[reach])
 
 
 SMALL = [(64, 200), (40_000,)]
@@ -92,9 +128,17 @@ def test_no_host_sync(shape):
         torch.randn(64, 32, device="cuda", requires_grad=True),
         torch.arange(64, device="cuda") // 4,
     )
+
+    def step_with(reach):
+        return lambda: loss_with(reach)(scores, relevance).backward()
+
     runs = [
-        lambda: loss(scores, relevance).backward(),
+        *[step_with(reach) for reach in REACHES],
         lambda: loss(scores, relevance, max_relevant=shape[-1]).backward(),
+        lambda: loss(scores, relevance, window=0.7, max_relevant=shape[-1]).backward(),
+        lambda: loss(scores, relevance.long(), window=0.7).backward(),
+        lambda: loss(scores, relevance, margin="auto").backward(),
+        lambda: rankgrad.recall_loss(scores, relevance, window=1.0, weight=torch.sqrt).backward(),
         lambda: rankgrad.recall_loss(scores, relevance, lam=1.0, weight=weights).backward(),
         lambda: rankgrad.recall_loss(scores, relevance, lam=1.0, weight=torch.sqrt).backward(),
         lambda: rankgrad.rank(scores, lam=1.0).sum().backward(),
@@ -111,10 +155,12 @@ def test_no_host_sync(shape):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("shape", SMALL)
-def test_cuda_graph_replays_on_new_values(shape):
+def test_cuda_graph_replays_on_new_values(shape, reach):
     scores = torch.randn(shape, device="cuda", requires_grad=True)
     relevance = torch.rand(shape, device="cuda") < 0.05
+    loss = loss_with(reach)
 
     def step():
         scores.grad = None
@@ -145,15 +191,28 @@ def test_cuda_graph_replays_on_new_values(shape):
         assert torch.equal(static_grad, other.grad)
 
 
+@pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("shape", SMALL)
-def test_compile_fullgraph(shape):
+def test_compile_fullgraph(shape, reach):
     torch._dynamo.reset()
+    loss = loss_with(reach)
     scores, relevance, _ = make("random", shape, 0.05, device="cuda")
     a, b = scores.clone().requires_grad_(), scores.clone().requires_grad_()
     loss(a, relevance).backward()
     torch.compile(loss, fullgraph=True)(b, relevance).backward()
     assert torch.equal(a.grad, b.grad)
     assert a.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("reach", REACHES)
+def test_vmap_makes_every_element_a_call(reach):
+    scores, relevance, _ = make("random", (3, 20, 301), 0.05, device="cuda")
+    scores *= torch.tensor([1.0, 2.0, 5.0], device="cuda")[:, None, None]
+    together, alone = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    torch.vmap(loss_with(reach))(together, relevance).sum().backward()
+    sum(loss_with(reach)(one, marked) for one, marked in zip(alone, relevance, strict=True)).backward()
+    assert torch.equal(together.grad, alone.grad)
+    assert alone.grad.abs().sum() > 0
 
 
 def test_opcheck():
@@ -182,16 +241,45 @@ def test_nan_makes_the_loss_and_gradient_nan_or_raises_if_asked(shape):
     assert ranks.isnan().any()
 
 
+@pytest.mark.parametrize("shape", SMALL)
+def test_relevance_that_is_neither_0_nor_1_makes_the_loss_nan(shape):
+    scores, relevance, _ = make("random", shape, 0.05, device="cuda")
+    for dtype in (torch.int64, torch.uint8, torch.float32):
+        grades = relevance.to(dtype)
+        for reach in REACHES:
+            assert torch.equal(loss_with(reach)(scores, grades), loss_with(reach)(scores, relevance))
+        grades.view(-1)[11] = 3
+        assert loss(scores, grades).isnan()
+        with pytest.raises(ValueError, match="relevance: expected only 0 and 1"):
+            loss(scores, grades, check_finite=True)
+
+
+@pytest.mark.parametrize("window", [None, 0.7])
+def test_a_wrong_hint_for_short_lists(window):
+    """p = 5 with a hint of 4, 20 with 16, 27 with 4: the loss is NaN, and other lists keep their values."""
+    for relevant, hint in ((5, 4), (20, 16), (27, 4)):
+        scores, relevance, _ = make("random", (64, 200), 0.0, device="cuda")
+        relevance[:, :3] = True
+        relevance[7, :relevant] = True
+        given = {"window": window} if window else {}
+        right = loss(scores, relevance, reduction="none", **given)
+        wrong = loss(scores, relevance, reduction="none", max_relevant=hint, **given)
+        assert wrong.isnan().nonzero().flatten().tolist() == [7]
+        assert torch.equal(wrong[wrong.isfinite()], right[wrong.isfinite()])
+
+
 def test_a_wrong_hint_is_never_a_wrong_result():
     scores, relevance, _ = make("random", (200_003,), 0.01, device="cuda")
     assert loss(scores, relevance, max_relevant=100).isnan()
+    assert loss(scores, relevance, max_relevant=100, window=0.5).isnan()
     assert loss(scores, relevance, max_relevant=10_000) == loss(scores, relevance)
 
 
+@pytest.mark.parametrize("reach", ["lam", "window", "share"])
 @pytest.mark.parametrize("shape", [(1, 300_007), (256, 1024)])
-def test_the_same_bit_for_bit(shape):
+def test_the_same_bit_for_bit(shape, reach):
     scores, relevance, _ = make("ties", (1, *shape), 0.1, device="cuda")
-    asked = request(scores, relevance, None, "log_ap", strength=5.0, margin=0.1)
+    asked = request(scores, relevance, None, "log_ap", **{"margin": 0.1, **reaching(reach, lam=5.0)})
     first = cuda.evaluate(asked)
     for _ in range(3):
         again = cuda.evaluate(asked)
@@ -254,23 +342,36 @@ def test_beyond_2_to_the_31_items():
         rankgrad.rank(scores, lam=1.0)
 
 
-def test_the_memory_of_a_long_list_is_the_gradient():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments(dtype):
+    """In one pass, without a sync, and the same each time."""
+    for shape, masked in (((1, 1, 3_000_001), False), ((2, 128, 512), True)):
+        scores, _, mask = make("infinities", shape, 0.0, dtype=dtype, masked=masked, device="cuda")
+        scores += 7
+        expected = spread.moments(scores.double(), mask)
+        found, width = cuda.moments(scores, mask, spread.LEAST_SHARE)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
+        torch.testing.assert_close(width, spread.spread_of(expected[None], torch.float32), rtol=1e-11, atol=0)
+        assert torch.equal(cuda.moments(scores, mask, spread.LEAST_SHARE)[1], width)
+
+
+@pytest.mark.parametrize("reach", REACHES)
+def test_the_memory_of_a_long_list_is_the_gradient(reach):
     n = 20_000_000
     scores, relevance, _ = make("random", (n,), 0.001, device="cuda")
     scores.requires_grad_()
-    loss(scores, relevance, max_relevant=50_000).backward()
+    rankgrad.average_precision_loss(scores, relevance, max_relevant=50_000, **REACHES[reach]).backward()
     scores.grad = None
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    loss(scores, relevance, max_relevant=50_000).backward()
+    rankgrad.average_precision_loss(scores, relevance, max_relevant=50_000, **REACHES[reach]).backward()
     assert torch.cuda.max_memory_allocated() - before < 1.3 * 4 * n
 
 
 def test_dispatch():
-    for dtype, engine in (
-        (torch.float32, cuda),
-        (torch.float16, cuda),
-        (torch.float64, rankgrad.engine.reference),
-    ):
-        assert dispatch.engine_for(torch.zeros(1, 2, 8, device="cuda", dtype=dtype)) is engine
+    for dtype, engine in ((torch.float32, cuda), (torch.float16, cuda), (torch.float64, reference)):
+        scores, relevance, _ = make("random", (1, 2, 8), 0.5, dtype=dtype, device="cuda")
+        for reach in ("lam", "window", "share"):
+            asked = request(scores, relevance, None, "ap", **reaching(reach, lam=1.0))
+            assert dispatch.engine_for(asked) is engine

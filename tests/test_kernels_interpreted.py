@@ -9,13 +9,14 @@ import os
 import pytest
 import torch
 
-from rankgrad.engine import cuda, dense, long
+from rankgrad.engine import cuda, dense, launching, long, reference, short, spread
 from rankgrad.engine.request import Answer
 
 from cases import (
     DTYPES,
     FORMS,
     KINDS,
+    assert_answer_equal_to_reference,
     assert_equal_to_reference,
     assert_standings_equal_to_reference,
     make,
@@ -28,52 +29,101 @@ pytestmark = [
         os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1 (see `make test`)"
     ),
     pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning"),
 ]
+REGIMES = {"short": (short, (2, 1, 103)), "long": (long, (2, 1, 103)), "dense": (dense, (2, 1, 131))}
+SPREADS = torch.tensor([0.9, 1.3], dtype=torch.float64)
+REACHES = {
+    "lam": {"reach": "lam", "strength": 40.0, "margin": 0.25},
+    "window": {"reach": "window", "strength": 0.7, "margin": 0.25},
+    "share": {"reach": "share", "strength": 0.5, "margin": 0.3, "margin_is_share": True, "spread": SPREADS},
+}
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Few chunks and programs: the interpreter runs programs one after another."""
+    """Few chunks and programs, as the interpreter runs programs one after another, and short blocks: several
+    chunks a
+    program for few relevant items, several blocks for many, and runs of equal scores that cross blocks."""
     monkeypatch.setattr(long, "_CHUNKS", 4)
-    monkeypatch.setattr(long, "_TERMS_BLOCK", 16)  # several chunks a program for few relevant items, or blocks
+    monkeypatch.setattr(long, "_TERMS_BLOCK", 16)
     monkeypatch.setattr(long, "_STREAMS", 2)
-    long._plan.cache_clear()
+    monkeypatch.setattr(dense, "_BLOCK", 32)
+    for plans in (cuda._plan, short._plan, long._plan, dense._plan):
+        plans.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("kind", "share"),
-    [*itertools.product(KINDS, [0.05]), *itertools.product(KINDS[1::2], [0.7]), ("random", 0.0), ("ties", 0.0)],
-)
-def test_long_lists(kind, share, monkeypatch):
-    monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
-    number = KINDS.index(kind)
-    data = make(kind, (2, 1, 403), share, dtype=DTYPES[number % 3], masked=number % 2 == 0, seed=number)
-    assert_equal_to_reference(cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3))
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("regime", REGIMES)
+def test_every_regime_form_and_reach(regime, form, reach):
+    """3 relevant items of a short list are one group, 40 several."""
+    engine, shape = REGIMES[regime]
+    number = 3 * FORMS.index(form) + [*REACHES].index(reach)
+    kind = "ties" if number % 2 else "random"
+    share = 0.4 if number % 2 or form == "tables" else 0.03  # weights end after five irrelevant items above
+    data = make(kind, shape, share, dtype=DTYPES[number % 3], masked=number % 4 > 1, seed=number)
+    assert assert_equal_to_reference(engine, *data, form, **REACHES[reach]) > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "share"), [*itertools.product(KINDS, [0.03, 0.4]), ("random", 0.0), ("ties", 0.0)]
-)
-def test_short_lists(kind, share, monkeypatch):
-    """3 relevant items are one group; 40 are several."""
-    monkeypatch.setattr(cuda, "FEWEST_SHORT_LISTS", 1)
-    number = KINDS.index(kind)
-    data = make(kind, (2, 2, 103), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
-    assert_equal_to_reference(cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 3))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("regime", REGIMES)
+def test_every_kind_of_scores(regime, kind):
+    engine, shape = REGIMES[regime]
+    number = KINDS.index(kind) + [*REGIMES].index(regime)
+    data = make(kind, shape, (0.05, 0.7)[number % 2], dtype=DTYPES[number % 3], masked=number % 4 > 1, seed=number)
+    for reach in ("lam", "window"):
+        assert_answer_equal_to_reference(engine, *data, FORMS[number % 3], **REACHES[reach])
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("regime", REGIMES)
+def test_nothing_and_everything_relevant(regime, share):
+    engine, shape = REGIMES[regime]
+    for reach in ("lam", "window"):
+        data = make("ties", (1, 1, shape[-1] // 2), share)
+        assert_answer_equal_to_reference(engine, *data, "ap", **REACHES[reach])
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_one_item(regime):
+    engine, _ = REGIMES[regime]
+    for reach, relevant in itertools.product(("lam", "window"), (False, True)):
+        data = torch.zeros(2, 1, 1), torch.full((2, 1, 1), relevant), None
+        assert_answer_equal_to_reference(engine, *data, "log", **REACHES[reach])
+
+
+def test_sums_of_slopes_of_any_size():
+    """Weights far from 1, one of them infinitely steep where nothing is above: units fit the list's own slopes."""
+    scores, relevance, _ = make("random", (1, 1, 83), 0.3)
+    counts = torch.arange(84, dtype=torch.float64)
+    for values in (counts.sqrt() * 1e-30, counts**3 * 1e20):
+        slopes = values.diff(prepend=values[:1])
+        slopes[0] = torch.inf
+        asked = request(scores, relevance, None, "ap", reach="window", strength=0.5)
+        asked = asked._replace(form="tables", tables=torch.stack([values, slopes]))
+        expected = reference.evaluate(asked)
+        assert expected.gradient.abs().max() > 0
+        for engine, _ in REGIMES.values():
+            assert torch.equal(engine.evaluate(asked).gradient, expected.gradient)
 
 
 @pytest.mark.parametrize(("kind", "share"), [("random", 0.9), ("ties", 0.3)])
-def test_sorting_by_merges(kind, share, monkeypatch):
-    """With more relevant items than pairs are compared for: one round of merges, and two."""
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_sorting_by_merges(kind, share, stepwise, monkeypatch):
+    """With more relevant items than pairs are compared for: one round of merges, and two; in one launch, and in
+    several."""
     from rankgrad.engine._kernels import sorting
 
     monkeypatch.setattr(sorting, "PAIRS", type(sorting.PAIRS)(8))
+    if stepwise:
+        monkeypatch.setattr(sorting, "MANY", type(sorting.MANY)(40))
+        monkeypatch.setattr(long, "_STEPWISE", 100)
     monkeypatch.setattr(long, "_SORT_BLOCK", 16)
     monkeypatch.setattr(long, "_MERGE_PIECE", 8)
-    monkeypatch.setattr(cuda, "LONGEST_SHORT_LIST", 0)
     data = make(kind, (1, 2, 151), share)
-    assert_equal_to_reference(cuda, *data, "log_ap", lam=40.0, margin=0.0)
+    assert_answer_equal_to_reference(long, *data, "log_ap", **REACHES["lam"])
 
 
 def test_a_device_with_room_for_fewer_programs_gets_fewer(monkeypatch):
@@ -81,36 +131,20 @@ def test_a_device_with_room_for_fewer_programs_gets_fewer(monkeypatch):
     tried = []
 
     def launch(kernel, grid, *args, **options):
-        tried.append(grid[0])
+        tried.append(grid[1])
         assert options["together"]
-        if grid[0] > 132:
+        if grid[1] > 132:
             raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
 
-    run = long.Long(*make("random", (1, 1, 40), 0.1), 0.0, None)
+    run = long._Evaluation(request(*make("random", (1, 1, 40), 0.1), "ap"))
     monkeypatch.setattr(run.plan, "processors", 132)
     run.launch = launch
     try:
-        run._merge((), again=False)
-        run._merge((), again=True)
+        run._merge((), most=99, again=False)
+        run._merge((), most=99, again=True)
         assert tried == [264, 132, 132]
     finally:
         long._sorters.clear()
-
-
-@pytest.mark.parametrize(
-    ("kind", "share"), [*[(kind, 0.4) for kind in KINDS], ("random", 0.0), ("ties", 1.0), ("equal", 1.0)]
-)
-def test_dense_lists(kind, share, monkeypatch):
-    """In blocks so short that runs of equal scores cross several of them."""
-    monkeypatch.setattr(dense, "_BLOCK", 32)
-    number = KINDS.index(kind)
-    data = make(kind, (2, 1, 171), share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
-    most = int(data[1].sum(-1).max()) or None
-    monkeypatch.setattr(cuda, "DENSE", 10**6)
-    monkeypatch.setattr(cuda, "SHORTEST_DENSE_LIST", 0)
-    assert_equal_to_reference(
-        cuda, *data, FORMS[number % 5], lam=40.0, margin=0.25 * (number % 2), max_relevant=most
-    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -118,24 +152,97 @@ def test_standings(masked):
     assert_standings_equal_to_reference(cuda, *make("ties", (1, 2, 203), 0.2, masked=masked))
 
 
-@pytest.mark.parametrize("short", [False, True])
-def test_a_wrong_hint_and_a_nan_give_nan(short, monkeypatch):
-    monkeypatch.setattr(cuda, "FEWEST_SHORT_LISTS", 1 if short else 99)
-    scores, relevance, _ = make("random", (1, 2, 103), 0.3)
-    if not short:  # short lists have room for any number
-        for least in (10**6, 0):
-            monkeypatch.setattr(cuda, "SHORTEST_DENSE_LIST", least)
-            wrong = cuda.evaluate(request(scores, relevance, None, "ap", max_relevant=3))
-            assert wrong.losses.isnan().all()
-    scores[0, 0, 5] = torch.nan
-    losses = cuda.evaluate(request(scores, relevance, None, "ap")).losses
-    assert losses.isnan().tolist() == [[True, False]]
+# ------------------------------------------------------------------- what must not look like a result
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """A function that says whether anything was written beside the parts of a workspace."""
+    launchers, made, part = [], launching.Launcher.__init__, launching.Plan.part
+    guard, beside = 8192, []
+
+    def part_and_guard(self, dtype, length):
+        room = part(self, dtype, length)
+        end = room.offset + length * dtype.itemsize
+        self.size += guard
+        self.guards = [*getattr(self, "guards", []), (end, self.size)]
+        return room
+
+    def remember(self, plan, device):
+        made(self, plan, device)
+        launchers.append(self)
+
+    def new_and_guard(self, *shape, dtype):
+        size = torch.Size(shape).numel()
+        room = torch.full((size + guard,), 77, dtype=torch.int64).to(dtype)
+        beside.append(room[size:])
+        return room[:size].view(shape)
+
+    monkeypatch.setattr(launching.Plan, "part", part_and_guard)
+    monkeypatch.setattr(launching.Launcher, "__init__", remember)
+    monkeypatch.setattr(launching, "workspace", lambda size, device: torch.full((size,), 77, dtype=torch.uint8))
+    monkeypatch.setattr(dense._Evaluation, "new", new_and_guard)
+
+    def intact():
+        rooms = [one._room[start:end] for one in launchers for start, end in getattr(one.plan, "guards", [])]
+        assert rooms or beside
+        return all((room == 77).all() for room in [*rooms, *beside])
+
+    yield intact
+    for plans in (short._plan, long._plan, dense._plan):
+        plans.cache_clear()
+
+
+@pytest.mark.parametrize("reach", ["lam", "window"])
+@pytest.mark.parametrize(
+    ("regime", "relevant", "hint"),
+    [("short", 27, 4), ("short", 5, 4), ("short", 20, 16), ("short", 60, 20), ("long", 27, 4), ("dense", 27, 4)],
+)
+def test_a_wrong_hint_gives_nan_and_writes_nothing_outside(regime, relevant, hint, reach, guarded):
+    engine, _ = REGIMES[regime]
+    scores, relevance, _ = make("random", (1, 2, 103), 0.0)
+    relevance[0, 0, :relevant] = True
+    relevance[0, 1, 3:5] = True
+    asked = request(scores, relevance, None, "ap", **REACHES[reach])
+    answer = engine.evaluate(asked._replace(max_relevant=hint))
+    assert answer.losses.isnan().tolist() == [[True, False]]
+    assert torch.equal(answer.losses[0, 1], engine.evaluate(asked).losses[0, 1])
+    assert guarded()
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_a_nan_and_odd_relevance_give_nan(regime):
+    engine, _ = REGIMES[regime]
+    scores, relevance, _ = make("random", (1, 3, 103), 0.3)
+    mask = torch.ones_like(relevance)
+    mask[..., 7] = False
+    scores[0, 0, 5], scores[0, :, 7] = torch.nan, torch.nan
+    for reach, dtype in (("lam", torch.int8), ("window", torch.float32)):
+        grades = relevance.to(dtype)
+        grades[0, 1, 9], grades[0, :, 7] = -1, 2  # what does not exist may be anything
+        asked = request(scores, grades, mask, "ap", **REACHES[reach])
+        assert engine.evaluate(asked).losses.isnan().tolist() == [[True, True, False]]
+
+
+def test_missing_items_may_be_nan():
+    for engine, shape in REGIMES.values():
+        scores, relevance, mask = make("random", shape, 0.4, masked=True)
+        scores[~mask] = torch.nan
+        for reach in ("lam", "window"):
+            expected = engine.evaluate(request(scores.nan_to_num(0.0), relevance, mask, "ap", **REACHES[reach]))
+            answer = engine.evaluate(request(scores, relevance, mask, "ap", **REACHES[reach]))
+            assert torch.equal(answer.gradient, expected.gradient)
+            torch.testing.assert_close(answer.losses, expected.losses, rtol=1e-14, atol=0)
+
+
+# ------------------------------------------------------------------------------ around an evaluation
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_reduction_and_scaling(reduction):
-    changes = torch.randint(-9, 9, (2, 3, 70), dtype=torch.int32)
-    losses, items = torch.rand(2, 3, dtype=torch.float64), torch.tensor([[70, 60, 0], [1, 2, 3]])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_reduction_and_scaling(reduction, dtype):
+    gradient = torch.randint(-9, 9, (2, 3, 70)).to(dtype)
+    losses, divisor = torch.rand(2, 3, dtype=torch.float64), torch.tensor([[70, 60, 1], [0.1, 2, 3]]).double()
     losses[1, 1] = torch.nan
     lists, upstream = torch.tensor([3, 2]), torch.randn((2, 3) if reduction == "none" else (2,))
     if reduction != "none":
@@ -144,9 +251,18 @@ def test_reduction_and_scaling(reduction):
         cuda.reduce(losses, lists, reduction == "mean", got)
         torch.testing.assert_close(got, expected.float(), equal_nan=True)
     factor = upstream.double() if reduction == "none" else upstream.double()[:, None]
-    factor = factor * (1 if reduction == "mean" else lists[:, None]) / (0.3 * items.double().clamp(min=1))
-    expected = changes * (factor + 0 * losses).float()[..., None]
-    out = changes.view(torch.float32)  # in place
-    divisor = 0.3 * items.double().clamp(min=1)
-    cuda.scale(Answer(losses, changes, divisor, lists), upstream, reduction, out)
+    factor = factor * (1 if reduction == "mean" else lists[:, None]) / divisor
+    expected = gradient * (factor + 0 * losses).float()[..., None]
+    out = gradient.view(torch.float32)  # in place
+    cuda.scale(Answer(losses, gradient, divisor, lists), upstream, reduction, out)
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("kind", "masked"), [("random", True), ("infinities", False), ("outlier", True)])
+def test_moments(kind, masked):
+    scores, _, mask = make(kind, (2, 3, 5001), 0.0, masked=masked)
+    scores[1] += 1e3
+    expected = spread.moments(scores, mask)
+    found, width = cuda.moments(scores, mask, spread.LEAST_SHARE)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(width, spread.spread_of(expected.unsqueeze(0), torch.float32), rtol=1e-12, atol=0)

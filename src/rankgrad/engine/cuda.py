@@ -1,7 +1,24 @@
-"""The GPU engine: chooses among the regimes of lists, by shape and the hint ``max_relevant``.
+"""The GPU engine: which lists go where, and why.
 
-Nothing here waits for the device, and nothing is sized or chosen by how many items are relevant, which only
-the device knows.
+Nothing here waits for the device, and nothing is sized or chosen by how many items are relevant, p, which only the
+device knows: shapes and the hint ``max_relevant`` decide. Three regimes, each with its launches in one file and
+its kernels in ``_kernels``:
+
+:mod:`short <rankgrad.engine.short>`, many lists of up to 65,536 items
+    One program takes a whole list and compares all its items with up to 16 relevant ones at a time: two sweeps
+    over a row that stays in the cache, two launches, no sort. The work is n p / 16 sweeps, so it is made for the
+    few relevant items of retrieval; and there must be lists enough to keep all programs busy, more of them the
+    longer they are.
+:mod:`long <rankgrad.engine.long>`, everything else
+    All programs work on every list: the p relevant items are sorted, the n items streamed past them through a
+    table of cells. Two reads of the data, (n + p) log p work, whatever p is.
+:mod:`dense <rankgrad.engine.dense>`, where the hint allows one relevant item in eight or more
+    The whole list is sorted by torch, whose radix sort is quicker than searching and counting among so many. It
+    costs the same for any p: without the hint that would be several times what a sparse list needs.
+
+All of them take lambdas, windows and shares of the spread. By lambda relevant items move by steps of their own and
+must be ranked again; by window they all rise equally far, keep their order, and slopes are summed between two
+places. float64 scores, ragged lists and lists of 2^32 items and more are for the reference.
 """
 
 import functools
@@ -11,16 +28,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.engine import dense, long, reference, short
+from rankgrad.engine import dense, long, short
 from rankgrad.engine.launching import Launcher, Plan, kinds, on_its_device, programs
 from rankgrad.engine.request import Answer, Request
+from rankgrad.engine.triton_arguments import as_numbers, bits
 
-LONGEST_SHORT_LIST = 65_536
+LONGEST_SHORT_LIST = 65_536  # 16 bits hold an index
 FEWEST_SHORT_LISTS = 16  # fewer lists would leave most of the device idle: one program takes a list
 ITEMS_A_SHORT_LIST = 256  # and the longer they are, the more lists it takes to keep all programs busy
-SHORTEST_DENSE_LIST = 1024
 DENSE = 8  # one relevant item in so many, or more, is a case for whole sorts
-_MOST_ROWS = 65_535  # a grid's second axis ends there
+SHORTEST_DENSE_LIST = 1025
+_LONGEST_SORTED = 2**31 - 1  # by torch
+_MOMENTS_BLOCK, _MOMENTS_PROGRAMS = 2048, 1024
 
 
 def supports(request: Request) -> bool:
@@ -31,37 +50,37 @@ def supports(request: Request) -> bool:
         and scores.numel() > 0
         and scores.shape[-1] < 2**32
         and request.offsets is None
-        and not request.by_window
-        and not request.margin_is_share
     )
 
 
-def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
-    scores = request.scores
-    if scores.shape[0] * scores.shape[1] > _MOST_ROWS:
-        return reference.standings(request)
-    above, _, count, poison = on_its_device(long.relevant_ranks)(
-        scores, request.relevance, request.mask, request.margin
-    )
-    slots = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    return above, slots.where(slots <= count.unsqueeze(-1), 0), poison
+def regime(request: Request) -> ModuleType:
+    """Where a request goes; see above."""
+    calls, per_call, n = request.scores.shape
+    most = request.max_relevant
+    if most is not None and most * DENSE > n and SHORTEST_DENSE_LIST <= n <= _LONGEST_SORTED:
+        return dense
+    if n <= LONGEST_SHORT_LIST and calls * per_call >= max(FEWEST_SHORT_LISTS, n // ITEMS_A_SHORT_LIST):
+        return short
+    return long
 
 
 def evaluate(request: Request) -> Answer:
     """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
-    scores, mask, most = request.scores, request.mask, request.max_relevant
-    calls, per_call, n = scores.shape
-    engine: ModuleType = long
-    if most is not None and most * DENSE > n and SHORTEST_DENSE_LIST < n < 2**31:
-        engine = dense
-    elif n <= LONGEST_SHORT_LIST and calls * per_call >= max(FEWEST_SHORT_LISTS, n // ITEMS_A_SHORT_LIST):
-        engine = short
-    losses, changes, items, lists = on_its_device(engine.list_losses)(
-        scores, request.relevance, mask, request.tables, request.form, request.strength, request.margin,
-        request.with_gradient, most, request.lists,
-    )  # fmt: skip
-    return Answer(losses, changes, request.strength * items.clamp(min=1).double(), lists)
+    with on_its_device(request.scores):
+        return regime(request).evaluate(request)  # type: ignore[no-any-return]
+
+
+def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
+    with on_its_device(request.scores):
+        return long.standings(request)
+
+
+@functools.cache
+def _kernels() -> tuple[ModuleType, ModuleType]:
+    from rankgrad.engine._kernels import moments, reduction
+
+    return moments, reduction
 
 
 @functools.lru_cache(maxsize=256)
@@ -69,29 +88,58 @@ def _plan(*key: Any) -> Plan:
     return Plan()
 
 
-@on_its_device
 def reduce(losses: Tensor, lists: Tensor, mean: bool, out: Tensor) -> None:
     """Sum or mean of each call's list losses, ``[calls, lists]``, into ``out``, ``[calls]``, in one launch."""
     losses = losses.contiguous()
     calls, per_call = losses.shape
-    launch = Launcher(_plan(losses.device, per_call, *kinds(losses, lists, out)), losses.device)
-    launch(short.kernels().reduce_losses, (calls, 1), losses, lists, out, per_call, MEAN=mean, BLOCK=1024)
+    with on_its_device(losses):
+        launch = Launcher(_plan(losses.device, per_call, *kinds(losses, lists, out)), losses.device)
+        launch(_kernels()[1].reduce_losses, (calls, 1), losses, lists, out, per_call, MEAN=mean, BLOCK=1024)
 
 
 def scale(answer: Answer, upstream: Tensor, reduction: str, out: Tensor) -> None:
     """The gradient at what arrives into ``out``, in one launch; ``out`` may be the memory of the answer's."""
-    on_its_device(_scale)(answer.gradient, answer, upstream.contiguous(), reduction, out)
-
-
-def _scale(gradient: Tensor, answer: Answer, upstream: Tensor, reduction: str, out: Tensor) -> None:
+    gradient, losses, divisor, lists = answer.gradient, answer.losses, answer.divisor, answer.lists
+    upstream = upstream.contiguous()
     calls, per_call, n = gradient.shape
     rows, device = calls * per_call, gradient.device
     blocks = min(-(-n // 2048), max(1, 16 * programs(device) // rows))
-    losses, divisor, lists = answer.losses, answer.divisor, answer.lists
-    launch = Launcher(
-        _plan(device, calls, per_call, n, *kinds(gradient, upstream, losses, divisor, lists, out)), device
-    )
-    launch(
-        short.kernels().scale_changes, (rows, blocks), gradient, upstream, losses, divisor, lists, out, n,
-        per_call, REDUCTION=("mean", "sum", "none").index(reduction), BLOCK=2048,
-    )  # fmt: skip
+    key = kinds(gradient, upstream, losses, divisor, lists, out)
+    with on_its_device(gradient):
+        Launcher(_plan(device, calls, per_call, n, *key), device)(
+            _kernels()[1].scale_changes, (rows, blocks), gradient, upstream, losses, divisor, lists, out, n,
+            per_call,
+            REDUCTION=("mean", "sum", "none").index(reduction), BLOCK=2048,
+        )  # fmt: skip
+
+
+def moments(scores: Tensor, mask: Tensor | None, least_share: float) -> tuple[Tensor, Tensor]:
+    """Moments and spread of each call's finite existing scores, in one pass and one small launch.
+
+    Args:
+        scores: ``[calls, ...]``, not float64.
+        mask: bool in the same shape, or None.
+        least_share: The spread is at least this share of the largest score.
+
+    Returns:
+        float64 ``[calls, 4]`` (see :func:`rankgrad.engine.spread.moments`) and the spread, float64 ``[calls]``.
+    """
+    scores, device = scores.contiguous(), scores.device
+    exists = scores if mask is None else as_numbers(mask)
+    calls = scores.shape[0]
+    size = scores.numel() // calls
+    parts_a_call = max(1, min(-(-size // _MOMENTS_BLOCK), _MOMENTS_PROGRAMS, 8 * programs(device)))
+    parts = torch.empty(calls, parts_a_call, 4, dtype=torch.float64, device=device)
+    out = torch.empty(calls, 4, dtype=torch.float64, device=device)
+    spread = torch.empty(calls, dtype=torch.float64, device=device)
+    with on_its_device(scores):
+        launch = Launcher(_plan(device, calls, size, *kinds(scores, exists)), device)
+        launch(
+            _kernels()[0].part_moments, (calls, parts_a_call), scores, exists, parts, size,
+            MASKED=mask is not None, BLOCK=_MOMENTS_BLOCK,
+        )  # fmt: skip
+        launch(
+            _kernels()[0].merge_moments, (calls, 1), parts, out, spread, parts_a_call, bits(least_share),
+            bits(torch.finfo(torch.float32).tiny), BLOCK=_MOMENTS_PROGRAMS,
+        )  # fmt: skip
+    return out, spread

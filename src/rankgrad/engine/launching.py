@@ -4,18 +4,41 @@ Triton's own launch looks at the type and alignment of every argument each time,
 a slow host that takes longer than most kernels run. Here all that depends on shapes, dtypes and options alone
 is worked out once and kept in a :class:`Plan`: where the parts of one workspace lie, and the kernels compiled
 for it. A call then makes one allocation and hands out addresses.
+
+Compiled kernels are called as Triton itself calls them, which it does not promise to keep: with versions this was
+not seen to work with, every launch is Triton's own.
 """
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _LINE = 256  # bytes; parts start at multiples of it
+_CALLED_DIRECTLY = (
+    (3, 6),
+    (3, 9),
+)  # Triton's versions, first and last, whose compiled kernels are called as below
+
+
+@functools.cache
+def calls_directly(version: str) -> bool:
+    """Whether compiled kernels of this Triton may be called without Triton's own launch."""
+    number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if _CALLED_DIRECTLY[0] <= number <= _CALLED_DIRECTLY[1]:
+        return True
+    first, last = (".".join(map(str, known)) for known in _CALLED_DIRECTLY)
+    warnings.warn(
+        f"rankgrad: the kernels of Triton {version} are launched by Triton itself, which costs more of the host's "
+        f"time; known are versions {first} to {last}",
+        stacklevel=2,
+    )
+    return False
 
 
 @functools.cache
@@ -26,17 +49,11 @@ def programs(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def on_its_device(fn: _F) -> _F:
-    """Run a function on the device of its first argument: kernels are launched on the current one."""
-
-    @functools.wraps(fn)
-    def run(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        if tensor.is_cuda and tensor.device.index != torch._C._cuda_getDevice():
-            with torch.cuda.device(tensor.device):
-                return fn(tensor, *args, **options)
-        return fn(tensor, *args, **options)
-
-    return run  # type: ignore[return-value]
+def on_its_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make a tensor's device the current one, on which kernels are launched."""
+    if tensor.is_cuda and tensor.device.index != torch._C._cuda_getDevice():
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
 
 
 class Part(NamedTuple):
@@ -61,13 +78,18 @@ class Plan:
         return part
 
 
+def workspace(size: int, device: torch.device) -> Tensor:
+    """Room for all parts of a plan, in bytes."""
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
 class Launcher:
     """One evaluation of a plan: its workspace, and the launching."""
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.plan = plan
         if plan.size:
-            self._room = torch.empty(plan.size, dtype=torch.uint8, device=device)
+            self._room = workspace(plan.size, device)
             self._address = self._room.data_ptr()
         self._stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
 
@@ -95,7 +117,7 @@ class Launcher:
             args = tuple(self.view(arg) if type(arg) is Part else arg for arg in args)
             options = {"num_warps": warps, "launch_cooperative_grid": True} if together else {"num_warps": warps}
             compiled = first_launch(kernel, grid, args, constants, options)
-            if compiled is not None:
+            if compiled is not None and calls_directly(triton_version()):
                 self.plan.compiled[key] = compiled
             return
         addresses = []
@@ -108,6 +130,12 @@ class Launcher:
             grid[0], grid[1], 1, self._stream, compiled.function, compiled.packed_metadata, None, None, None,
             *addresses, *constants.values(),
         )  # fmt: skip
+
+
+def triton_version() -> str:
+    import triton
+
+    return str(triton.__version__)
 
 
 def first_launch(kernel: Any, grid: tuple[int, int], args: Sequence[Any], constants: Any, options: Any) -> Any:

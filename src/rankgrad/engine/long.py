@@ -1,5 +1,6 @@
-"""Few, long lists on the GPU: the order of the kernels in ``_kernels.long_lists`` and ``sorting``, and their
-workspace."""
+"""Few, long lists on the GPU: the order of the kernels in ``_kernels.long_lists``, ``sorting`` and
+``long_terms``, and
+their workspace."""
 
 import functools
 from types import ModuleType
@@ -8,28 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.engine.forms import code
-from rankgrad.engine.launching import Launcher, Plan, kinds, programs
-from rankgrad.engine.precision import count_dtype
-from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
+from rankgrad.engine.launching import Launcher, Plan, programs
+from rankgrad.engine.request import Answer, Request
+from rankgrad.engine.triton_arguments import Arguments
 
 _CHUNKS, _TERMS_BLOCK = 256, 512
 _SORT_BLOCK, _MERGE_PIECE = 1024, 512
 _SORTERS = 2  # programs a processor that wait for each other: all must run at once (an H200 has room for 2)
-_SORTED_AT_ONCE = 16  # programs a processor that compare pairs, of all lists together
+_SORTED_AT_ONCE = 16  # programs a processor that sort without waiting, of all lists together
+_STEPWISE = (
+    1 << 22
+)  # with room for so many words, a sort of very many is worth launches that mostly find nothing to do
 _sorters: dict[torch.device, int] = {}  # devices that had room for fewer
 _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream
 _GATHERERS = 4  # programs a processor that gather, where there are so many items
 _ROOM = 1 << 20  # for private copies of the counts
-_GIVEN, _EMIT = 5, 6  # what `terms` does besides the named forms
+_COUNTS_ONLY = 5  # what `terms` does besides the forms
 
 
 @functools.cache
-def _kernels() -> tuple[ModuleType, ModuleType]:
-    from rankgrad.engine._kernels import long_lists, sorting
+def _kernels() -> tuple[ModuleType, ModuleType, ModuleType]:
+    from rankgrad.engine._kernels import long_lists, long_terms, sorting
 
-    return long_lists, sorting
+    return long_lists, long_terms, sorting
 
 
 class _Plan(Plan):
@@ -54,72 +57,72 @@ class _Plan(Plan):
         self.geometry = self.part(torch.float32, rows * 2)
         self.counts = self.part(torch.int32, rows * (self.room + slots + 1))
         self.totals = self.part(torch.int64, rows * (slots + 1))
-        self.chunk_sums = self.part(torch.int64, rows * _CHUNKS)
-        self.partial = self.part(torch.float64, rows * _CHUNKS)
+        self.chunk_sums, self.unit_sums = (self.part(torch.int64, rows * _CHUNKS) for _ in range(2))
+        self.partial, self.tops = (self.part(torch.float64, rows * _CHUNKS) for _ in range(2))
+        self.unit = self.part(torch.float64, rows)
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(device: torch.device, rows: int, n: int, slots: int, *key: Any) -> _Plan:
+def _plan(device: torch.device, calls: int, per_call: int, n: int, slots: int, *key: Any) -> _Plan:
     """The plan for a kind of evaluation; ``key`` is what its compiled kernels depend on besides."""
-    return _Plan(device, rows, n, slots)
+    return _Plan(device, calls * per_call, n, slots)
 
 
-class Long:
+class _Evaluation:
     """One evaluation over few long lists, ``[calls, lists, n]``."""
 
-    def __init__(
-        self,
-        scores: Tensor,
-        relevance: Tensor,
-        mask: Tensor | None,
-        margin: float,
-        max_relevant: int | None,
-        *others: Tensor | None,
-    ) -> None:
-        """``others`` are more tensors from outside that kernels will read."""
-        self.calls, self.per_call, self.n = scores.shape
-        rows, device = self.calls * self.per_call, scores.device
-        self.masked = mask is not None
-        self.scores, self.relevance = scores.contiguous(), as_bytes(relevance)
-        self.mask = self.relevance if mask is None else as_bytes(mask)
-        self.half = half_of(margin)
-        slots = min(self.n, max_relevant or self.n)
-        key = kinds(self.scores, self.relevance, None if mask is None else self.mask, *others)
-        self.plan = _plan(device, rows, self.n, slots, self.per_call, *key)
-        self.launch = Launcher(self.plan, device)
-        self.kernels, self.sorting = _kernels()
-        self.state = torch.zeros(rows, 5, dtype=torch.int64, device=device)
-        self.items = torch.empty(self.calls, self.per_call, dtype=torch.int64, device=device)
-        self.lists = torch.empty(self.calls, dtype=torch.int64, device=device)
+    def __init__(self, request: Request) -> None:
+        self.given = Arguments(request)
+        self.plan = _plan(self.given.device, *self.given.key)
+        self.launch = Launcher(self.plan, self.given.device)
+        self.lists, self.slotwise, self.sorting = _kernels()
+        self.state = torch.zeros(self.given.rows, 5, dtype=torch.int64, device=self.given.device)
 
     def gather(self) -> None:
-        plan = self.plan
+        """The relevant items as words in any order, and what is counted of the lists."""
+        given, plan = self.given, self.plan
         self.launch(
-            self.kernels.gather, (plan.streams, plan.rows), self.scores, self.relevance, self.mask, plan.loose,
-            self.state, plan.n, self.half, plan.slots, MASKED=self.masked, BLOCK=plan.gathered, warps=8,
+            self.lists.gather, (plan.rows, plan.streams), given.scores, given.relevance, given.mask, plan.loose,
+            self.state, given.spread, plan.n, plan.slots, given.per_call, given.half_bits,
+            MASKED=given.masked, MARGIN_SHARE=given.margin_share, BLOCK=plan.gathered, warps=8,
         )  # fmt: skip
         self.launch(
-            self.kernels.count_lists, (self.calls, 1), self.state, self.lists, self.items, plan.n, self.per_call,
-            MASKED=self.masked, BLOCK=128,
+            self.lists.count_lists, (given.calls, 1), self.state, given.lists, given.divisor, given.spread, plan.n,
+            given.per_call, given.reach_bits,
+            MASKED=given.masked, REACH=given.reach, GIVEN=given.given, BLOCK=128,
         )  # fmt: skip
 
-    def _sort(self, again: bool) -> None:
+    def sort(self, *, again: bool) -> None:
+        """The loose words, sorted; how many there are decides on the device which of the launches does it."""
         plan = self.plan
         words = plan.loose, plan.words, self.state, plan.slots
         pairs: int = self.sorting.PAIRS.value
-        blocks = min(-(-min(plan.slots, pairs) // 16), max(1, _SORTED_AT_ONCE * plan.processors // plan.rows))
-        self.launch(self.sorting.rank_by_pairs, (blocks, plan.rows), *words, BLOCK=16, TILE=256)
-        if plan.slots > pairs:
-            self._merge(words, again)
+        at_once = max(1, _SORTED_AT_ONCE * plan.processors // plan.rows)
+        blocks = min(-(-min(plan.slots, pairs) // 16), at_once)
+        self.launch(self.sorting.rank_by_pairs, (plan.rows, blocks), *words, BLOCK=16, TILE=256)
+        if plan.slots <= pairs:
+            return
+        stepwise = plan.slots > _STEPWISE
+        self._merge(words, most=self.sorting.MANY.value if stepwise else 1 << 62, again=again)
+        if stepwise:
+            rounds, run = 0, _SORT_BLOCK
+            while run < plan.slots:
+                rounds, run = rounds + 1, run * int(self.sorting.WAYS.value)
+            for step in range(rounds + 1):
+                self.launch(
+                    self.sorting.sort_step, (plan.rows, at_once), *words, step, BLOCK=_SORT_BLOCK,
+                    PIECE=_MERGE_PIECE,
+                    warps=8,
+                )  # fmt: skip
 
-    def _merge(self, words: tuple[Any, ...], again: bool) -> None:
-        """Sort many words by merging, with as many programs as the device runs at once."""
-        device, processors = self.state.device, self.plan.processors
+    def _merge(self, words: tuple[Any, ...], *, most: int, again: bool) -> None:
+        """Sort many words by merging in one launch, with as many programs as the device runs at once."""
+        device, processors = self.given.device, self.plan.processors
         at_once = 1 if processors == 1 else _sorters.get(device, _SORTERS) * processors
         sorters = max(1, at_once // self.plan.rows)
         try:
             self.launch(
-                self.sorting.sort_by_merging, (sorters, self.plan.rows), *words, SECOND=int(again),
+                self.sorting.sort_by_merging, (self.plan.rows, sorters), *words, MOST=most, SECOND=int(again),
                 BLOCK=_SORT_BLOCK, PIECE=_MERGE_PIECE, warps=8, together=sorters > 1,
             )  # fmt: skip
         except RuntimeError as error:  # a device with room for fewer than the one this was measured on
@@ -127,116 +130,107 @@ class Long:
                 raise
             # one a processor, and if there is no room for that either, one alone, which waits for nobody
             _sorters[device] = 1 if _sorters.get(device, _SORTERS) > 1 else 0
-            self._merge(words, again)
+            self._merge(words, most=most, again=again)
 
-    def place(self, changes: Tensor | None, *, again: bool) -> None:
-        """Sort the loose words and stream the list against them; ``changes`` gets the places, or theirs."""
+    def place(self, *, again: bool) -> None:
+        """Stream the list against the sorted words; the places, or what comes of two of them, stand in the
+        gradient."""
+        given, plan = self.given, self.plan
+        grid = (plan.rows, plan.streams)
+        self.launch(
+            self.lists.make_table, grid, plan.words, plan.levels, plan.halves, plan.geometry, plan.counts,
+            self.state,
+            given.spread, plan.slots, plan.cells, plan.room, given.per_call, given.reach_bits,
+            REACH=given.reach, AGAIN=again, BLOCK=512,
+        )  # fmt: skip
+        self.launch(
+            self.lists.stream, grid, given.scores, given.relevance, given.mask, plan.levels, plan.table,
+            plan.geometry,
+            plan.counts, self.state, given.spread, plan.loose, plan.unit, given.changes, plan.n, plan.slots,
+            plan.cells,
+            plan.room, given.per_call, given.half_bits,
+            MASKED=given.masked, MARGIN_SHARE=given.margin_share, WRITE=given.with_gradient, AGAIN=again,
+            WINDOW=given.by_window, BLOCK=_STREAM_BLOCK, warps=_STREAM_WARPS,
+        )  # fmt: skip
+        self.launch(
+            self.slotwise.sum_counts, (plan.rows, _CHUNKS), plan.counts, plan.totals, plan.chunk_sums, self.state,
+            plan.slots, plan.room, plan.streams,
+            MORE=again and not given.by_window, TILE=64, BLOCK=16, WIDE=1024,
+        )  # fmt: skip
+
+    def terms(self, form: int, above: Tensor | None = None) -> None:
+        """The loss, in parts, and what moves; or just the counts, into ``above``."""
+        given, plan = self.given, self.plan
+        self.launch(
+            self.slotwise.terms, (plan.rows, _CHUNKS), plan.words, plan.loose, plan.totals, plan.chunk_sums,
+            self.state,
+            given.tables, given.lists, given.spread, plan.partial, plan.tops, given.changes,
+            self.state if above is None else above, plan.n, plan.slots, given.n_tables, given.per_call,
+            given.reach_bits,
+            FORM=form, MOVE=given.with_gradient, REACH=given.reach, MASKED=given.masked, CHUNKS=_CHUNKS,
+            BLOCK=_TERMS_BLOCK, warps=8,
+        )  # fmt: skip
+
+    def sum_losses(self) -> None:
+        self.launch(
+            self.slotwise.sum_losses, (self.plan.rows, 1), self.plan.partial, self.given.losses, CHUNKS=_CHUNKS
+        )
+
+    def by_lambda(self) -> None:
+        """Sort and stream the moved words: how far every rank moves."""
         plan = self.plan
-        grid = (plan.streams, plan.rows)
-        self._sort(again)
+        self.sort(again=True)
+        self.place(again=True)
         self.launch(
-            self.kernels.make_table, grid, plan.words, plan.levels, plan.halves, plan.geometry, plan.counts,
-            self.state, plan.slots, plan.cells, plan.room, BLOCK=512,
-        )  # fmt: skip
-        self.launch(
-            self.kernels.stream, grid, self.scores, self.relevance, self.mask, plan.levels, plan.table,
-            plan.geometry, plan.counts, self.state, self.state if changes is None else changes, plan.n, self.half,
-            plan.slots, plan.cells, plan.room, MASKED=self.masked, WRITE=changes is not None, AGAIN=again,
-            BLOCK=_STREAM_BLOCK, warps=_STREAM_WARPS,
-        )  # fmt: skip
-        self.launch(
-            self.kernels.sum_counts, (_CHUNKS, plan.rows), plan.counts, plan.totals, plan.chunk_sums, self.state,
-            plan.slots, plan.room, plan.streams, AGAIN=again, TILE=64, BLOCK=16, WIDE=1024,
+            self.slotwise.settle, (plan.rows, _CHUNKS), plan.words, plan.totals, plan.chunk_sums, self.state,
+            self.given.changes, plan.n, plan.slots, CHUNKS=_CHUNKS, BLOCK=_TERMS_BLOCK, warps=8,
         )  # fmt: skip
 
-    def terms(
-        self,
-        form: int,
-        tables: Tensor | None,
-        lam: float,
-        changes: Tensor | None,
-        steps: Tensor | None = None,
-        above: Tensor | None = None,
-        position: Tensor | None = None,
-    ) -> None:
-        plan = self.plan
+    def by_window(self) -> None:
+        """Sum up the slopes and stream against the risen scores, which are in order: the gradient."""
+        given, plan = self.given, self.plan
+        grid = (plan.rows, _CHUNKS)
+        sizes: dict[str, Any] = {"CHUNKS": _CHUNKS, "BLOCK": _TERMS_BLOCK}
         self.launch(
-            self.kernels.terms, (_CHUNKS, plan.rows), plan.words, plan.loose, plan.totals, plan.chunk_sums,
-            self.state, plan.partial if tables is None else tables, self.lists, plan.partial,
-            self.state if changes is None else changes, plan.partial if steps is None else steps,
-            plan.partial if above is None else above, plan.partial if position is None else position,
-            plan.n, plan.slots, 0 if tables is None else tables.shape[1], bits(lam), self.per_call,
-            FORM=form, MOVE=changes is not None, MASKED=self.masked, CHUNKS=_CHUNKS, BLOCK=_TERMS_BLOCK, warps=8,
+            self.slotwise.sum_units, grid, plan.loose, plan.tops, plan.unit_sums, plan.unit, self.state,
+            plan.slots,
+            **sizes, warps=8,
+        )  # fmt: skip
+        self.launch(
+            self.slotwise.offset_units, grid, plan.loose, plan.unit_sums, self.state, plan.slots, **sizes, warps=8
+        )
+        self.place(again=True)
+        self.launch(
+            self.slotwise.pull, grid, plan.words, plan.totals, plan.chunk_sums, self.state, given.tables,
+            given.changes, plan.n, plan.slots, given.n_tables, FORM=given.form, **sizes, warps=8,
         )  # fmt: skip
 
-    def losses(self) -> Tensor:
-        out = torch.empty(self.calls, self.per_call, dtype=torch.float64, device=self.state.device)
-        self.launch(self.kernels.sum_losses, (1, self.plan.rows), self.plan.partial, out, CHUNKS=_CHUNKS)
-        return out
 
-    def settle(self, changes: Tensor) -> None:
-        plan = self.plan
-        self.launch(
-            self.kernels.settle, (_CHUNKS, plan.rows), plan.words, plan.totals, plan.chunk_sums, self.state,
-            changes, plan.n, plan.slots, CHUNKS=_CHUNKS, BLOCK=_TERMS_BLOCK, warps=8,
-        )  # fmt: skip
-
-    def poison(self) -> Tensor:
-        bad = (self.state[:, 2] != 0) | (self.state[:, 0] > self.plan.slots)
-        zero = torch.zeros(len(bad), dtype=torch.float64, device=bad.device)
-        return zero.masked_fill_(bad, torch.nan).reshape(self.calls, self.per_call)
-
-
-def relevant_ranks(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Step one; see :func:`rankgrad.engine.reference.relevant_ranks`."""
-    run = Long(scores, relevance, mask, margin, None)
-    above = torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
-    position = torch.full_like(above, run.n)
+def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
+    run = _Evaluation(request._replace(with_gradient=False, max_relevant=None))
+    above = torch.zeros(request.scores.shape, dtype=torch.int64, device=request.scores.device)
     run.gather()
-    run.place(None, again=False)
-    run.terms(_EMIT, None, 0.0, None, above=above, position=position)
-    return above, position, run.state[:, 0].reshape(run.calls, run.per_call), run.poison()
+    run.sort(again=False)
+    run.place(again=False)
+    run.terms(_COUNTS_ONLY, above)
+    run.sum_losses()  # of nothing: 0, or NaN where a score is
+    count = run.state[:, 0].reshape(*run.given.losses.shape, 1)
+    own = torch.arange(1, run.given.n + 1, device=above.device)
+    return above, own.where(own <= count, 0), run.given.losses
 
 
-def rank_changes(scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float, steps: Tensor) -> Tensor:
-    """Step two; see :func:`rankgrad.engine.reference.rank_changes`."""
-    steps = steps.contiguous()
-    run = Long(scores, relevance, mask, margin, None, steps)
-    changes = scores.new_empty(scores.shape, dtype=count_dtype(run.n))
+def evaluate(request: Request) -> Answer:
+    """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
+    run = _Evaluation(request)
     run.gather()
-    run.place(changes, again=False)
-    run.terms(_GIVEN, None, 0.0, changes, steps=steps)
-    run.place(changes, again=True)
-    run.settle(changes)
-    return changes
-
-
-def list_losses(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None,
-    weights: Tensor | None,
-    form: str,
-    lam: float,
-    margin: float,
-    with_changes: bool,
-    max_relevant: int | None = None,
-    lists: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both steps and the loss between them; see :class:`rankgrad.engine.request.Answer`."""
-    calls, per_call, n = scores.shape
-    tables = weights
-    run = Long(scores, relevance, mask, margin, max_relevant, tables, lists)
-    changes = torch.empty((calls, per_call, n if with_changes else 0), dtype=count_dtype(n), device=scores.device)
-    written = changes if with_changes else None
-    run.gather()
-    run.lists = run.lists if lists is None else lists
-    run.place(written, again=False)
-    run.terms(code(form), tables, lam, written)
-    losses = run.losses()
-    if with_changes:
-        run.place(changes, again=True)
-        run.settle(changes)
-    return losses, changes, run.items, run.lists
+    run.sort(again=False)
+    run.place(again=False)
+    run.terms(run.given.form)
+    run.sum_losses()
+    if request.with_gradient:
+        if request.by_window:
+            run.by_window()
+        else:
+            run.by_lambda()
+    return run.given.answer()

@@ -17,7 +17,7 @@ from rankgrad.engine.layouts import Ragged, Rows, layout_of
 from rankgrad.engine.precision import compute_dtype, count_dtype
 from rankgrad.engine.registration import check_nan, fake_of, is_plain_call, op, vmap_over_calls, waits_for_checks
 from rankgrad.engine.request import Answer, Request
-from rankgrad.engine.spread import moments, spread_of
+from rankgrad.engine.spread import spread
 
 _BLOCK = 1 << 18  # numbers scaled at a time: they stay in the cache
 
@@ -27,11 +27,12 @@ _BLOCK = 1 << 18  # numbers scaled at a time: they stay in the cache
 def _ready(request: Request) -> tuple[Request, Tensor | None]:
     """The request with bool relevance and its spread, values checked; and NaN for lists whose relevance is odd.
 
-    Where checking would wait for the device, odd relevance makes a loss NaN instead.
+    Where checking would wait for the device, odd relevance makes a loss NaN instead; the kernels of a GPU see to
+    that themselves.
     """
     checked = waits_for_checks(request.scores, request.check_finite)
     relevance, mask, poison = request.relevance, request.mask, None
-    if relevance.dtype != torch.bool:
+    if relevance.dtype != torch.bool and (checked or engine_for(request) is not cuda):
         relevant = relevance != 0
         odd = relevant & (relevance != 1)
         odd = odd if mask is None else odd & mask
@@ -49,8 +50,7 @@ def _ready(request: Request) -> tuple[Request, Tensor | None]:
                 f"max_relevant: expected at least {most} (a list has so many), received {request.max_relevant}"
             )
     if request.needs_spread and request.spread is None:
-        spread = spread_of(moments(request.scores, mask).unsqueeze(0), request.dtype)
-        request = request._replace(spread=spread)
+        request = request._replace(spread=spread(request.scores, mask, request.dtype))
     return request, poison
 
 

@@ -86,9 +86,9 @@ def _window_gradient(
     passed = above - (lists.ranks(after) - lists.ranks_among(relevant, after))
     slopes = slopes.where(relevant & (above > 0), 0)
     exponent = _exponent(lists.largest(slopes.abs()), count)
-    units = torch.ldexp(slopes, lists.per_item(exponent)).long()
+    units = (slopes * lists.per_item(_power_of_two(exponent))).long()
     sums = lists.sums_above(units, after) - lists.sums_above(units, before)
-    others = torch.ldexp(sums.double(), -lists.per_item(exponent))
+    others = sums.double() * lists.per_item(_power_of_two(-exponent))
     gradient = torch.where(relevant, -(slopes * passed), others) / lists.per_item(count.clamp(min=1))
     return gradient.where(exists, 0).to(y.dtype)
 
@@ -97,6 +97,11 @@ def _exponent(top: Tensor, count: Tensor) -> Tensor:
     """Slopes times two to this power are summed as integers: as many bits as p of them leave room for."""
     bits = torch.frexp(count.double()).exponent  # of a count: how many bits it has
     return 61 - bits - torch.frexp(top).exponent.clamp(min=-900)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """Exactly, as float64: torch.ldexp takes a power in float32 in some versions."""
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
 def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:

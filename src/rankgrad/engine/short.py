@@ -5,20 +5,17 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rankgrad.engine.forms import code
-from rankgrad.engine.launching import Launcher, Plan, kinds, programs
-from rankgrad.engine.precision import count_dtype
-from rankgrad.engine.triton_arguments import as_bytes, bits, half_of
+from rankgrad.engine.launching import Launcher, Plan, programs
+from rankgrad.engine.request import Answer, Request
+from rankgrad.engine.triton_arguments import Arguments
 
 _ROW_BLOCK = 512
 _PROGRAMS = 16  # a processor; each takes a list, and then another
 
 
 @functools.cache
-def kernels() -> ModuleType:
-    """The Triton kernels, loaded when first needed."""
+def _kernels() -> ModuleType:
     from rankgrad.engine._kernels import short_lists
 
     return short_lists
@@ -27,57 +24,52 @@ def kernels() -> ModuleType:
 class _Plan(Plan):
     """Sizes and workspace for lists of one shape."""
 
-    def __init__(self, device: torch.device, rows: int, n: int, max_relevant: int, with_changes: bool) -> None:
+    def __init__(self, device: torch.device, rows: int, n: int, slots: int, with_gradient: bool, by_window: bool):
         super().__init__()
-        self.group = 4 if max_relevant <= 4 else 16
+        self.group = 4 if slots <= 4 else 16
         self.programs = min(rows, _PROGRAMS * programs(device))
         self.block = min(_ROW_BLOCK, max(128, 1 << (n - 1).bit_length()))
         self.counts = self.part(torch.int32, rows)
+        self.items = self.part(torch.int64, rows)
         self.first_group = self.part(torch.int32, rows * self.group)
-        several = with_changes and max_relevant > self.group
-        self.ranks = self.part(torch.uint16, self.programs * n if several else 1)
+        several = with_gradient and slots > self.group
+        self.room = (2 * slots if by_window else n) if several else 0
+        self.ranks = self.part(torch.uint16, self.programs * self.room)
+        self.sums = self.part(torch.int64, self.programs * self.group if by_window else 0)
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(device: torch.device, rows: int, n: int, max_relevant: int, with_changes: bool, *key: Any) -> _Plan:
+def _plan(
+    device: torch.device,
+    calls: int,
+    per_call: int,
+    n: int,
+    slots: int,
+    with_gradient: bool,
+    by_window: bool,
+    *key: Any,
+) -> _Plan:
     """The plan for a kind of evaluation; ``key`` is what its compiled kernels depend on besides."""
-    return _Plan(device, rows, n, max_relevant, with_changes)
+    return _Plan(device, calls * per_call, n, slots, with_gradient, by_window)
 
 
-def list_losses(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None,
-    weights: Tensor | None,
-    form: str,
-    lam: float,
-    margin: float,
-    with_changes: bool,
-    max_relevant: int | None = None,
-    lists: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both steps and the loss between them; see :class:`rankgrad.engine.request.Answer`."""
-    calls, per_call, n = scores.shape
-    rows, masked, device = calls * per_call, mask is not None, scores.device
-    scores, relevance = scores.contiguous(), as_bytes(relevance)
-    exists = relevance if mask is None else as_bytes(mask)
-    tables = weights
-    key = kinds(scores, relevance, exists if masked else None, lists, tables)
-    plan = _plan(device, rows, n, min(n, max_relevant or n), with_changes, per_call, *key)
-    launch = Launcher(plan, device)
-    items = torch.empty((calls, per_call), dtype=torch.int64, device=device)
-    losses = torch.empty((calls, per_call), dtype=torch.float64, device=device)
-    changes = torch.empty((calls, per_call, n if with_changes else 0), dtype=count_dtype(n), device=device)
-    counting = torch.empty(calls, dtype=torch.int64, device=device) if lists is None else lists
+def evaluate(request: Request) -> Answer:
+    """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
+    given = Arguments(request)
+    plan = _plan(given.device, *given.key)
+    launch = Launcher(plan, given.device)
     launch(
-        kernels().count_items, (rows, 1), relevance, exists, plan.counts, items, plan.first_group, n,
-        MASKED=masked, ROWS=plan.group, BLOCK=1024,
+        _kernels().count_items, (given.rows, 1), given.relevance, given.mask, plan.counts, plan.items,
+        plan.first_group,
+        given.n, MASKED=given.masked, ROWS=plan.group, BLOCK=1024,
     )  # fmt: skip
     launch(
-        kernels().rank_lists, (plan.programs, 1), scores, relevance, exists, plan.counts, items, plan.first_group,
-        counting, losses if tables is None else tables, losses, changes if with_changes else items, plan.ranks,
-        rows, n, half_of(margin), bits(lam), 0 if tables is None else tables.shape[1], per_call,
-        FORM=code(form), WRITE=with_changes, MASKED=masked, FEW=4, ROWS=plan.group,
-        GIVEN=lists is not None, BLOCK=plan.block,
+        _kernels().rank_lists, (plan.programs, 1), given.scores, given.relevance, given.mask, plan.counts,
+        plan.items,
+        plan.first_group, given.lists, given.divisor, given.spread, given.tables, given.losses, given.changes,
+        plan.ranks, plan.sums, given.rows, given.n, given.slots, plan.room, given.per_call, given.n_tables,
+        given.half_bits, given.reach_bits,
+        FORM=given.form, REACH=given.reach, MARGIN_SHARE=given.margin_share, WRITE=given.with_gradient,
+        MASKED=given.masked, FEW=4, ROWS=plan.group, GIVEN=given.given, BLOCK=plan.block,
     )  # fmt: skip
-    return losses, changes, items, counting
+    return given.answer()

@@ -4,6 +4,10 @@ them."""
 import torch
 from torch import Tensor
 
+from rankgrad.engine import cuda
+from rankgrad.engine.dispatch import has_triton
+from rankgrad.engine.registration import is_plain_call
+
 _BLOCK = 1 << 22  # scores that are turned into float64 at a time
 #: The spread is at least this share of the largest score: a window must still be seen beside it in float32.
 LEAST_SHARE = 1e-6
@@ -19,6 +23,8 @@ def moments(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     Returns:
         float64 ``[calls, 4]``.
     """
+    if _has_kernels(scores):
+        return cuda.moments(scores, mask, LEAST_SHARE)[0]
     calls = scores.shape[0]
     rows = scores.detach().reshape(calls, -1)
     exists = None if mask is None else mask.reshape(calls, -1)
@@ -60,3 +66,16 @@ def spread_of(parts: Tensor, dtype: torch.dtype) -> Tensor:
     count, _, squares, largest = merged(parts).unbind(-1)
     deviation = (squares / count.clamp(min=1)).sqrt()
     return torch.maximum(deviation, LEAST_SHARE * largest).clamp(min=torch.finfo(dtype).tiny)
+
+
+def spread(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The spread of each call's scores, ``[calls, ...]`` -> float64 ``[calls]``."""
+    if _has_kernels(scores):
+        return cuda.moments(scores, mask, LEAST_SHARE)[1]
+    return spread_of(moments(scores, mask).unsqueeze(0), dtype)
+
+
+def _has_kernels(scores: Tensor) -> bool:
+    """Whether one pass of a kernel does it."""
+    one_pass = scores.is_cuda and scores.dtype != torch.float64 and scores.numel() > 0
+    return one_pass and is_plain_call(scores) and has_triton()

@@ -1,21 +1,75 @@
-"""How Python and torch values are handed to Triton kernels."""
+"""A request as the Triton kernels take it: tensors with one layout, numbers as bits, and room for the answer."""
 
 import struct
 
 import torch
 from torch import Tensor
 
+from rankgrad.engine.forms import code
+from rankgrad.engine.launching import kinds
+from rankgrad.engine.precision import count_dtype
+from rankgrad.engine.request import REACHES, Answer, Request
+
 
 def bits(value: float) -> int:
-    """A float64 as its bits: Triton would pass it as float32."""
-    return int(struct.unpack("q", struct.pack("d", value))[0])
+    """A float64 >= 0 as the bits of its negative.
+
+    Triton would pass a float as float32, and an integer as 32 bits where it fits: the sign makes it 64 bits
+    always, as a kernel that is compiled once must have it.
+    """
+    return int(struct.unpack("q", struct.pack("d", -value))[0])
 
 
-def half_of(margin: float) -> float:
-    """fl(margin / 2) as a float32 value."""
-    return float(struct.unpack("f", struct.pack("f", margin / 2))[0])
+def as_numbers(flags: Tensor) -> Tensor:
+    """Bools as the bytes they are; numbers as they are."""
+    return flags.contiguous().view(torch.uint8) if flags.dtype == torch.bool else flags.contiguous()
 
 
-def as_bytes(flags: Tensor) -> Tensor:
-    """Bools as the bytes they are."""
-    return flags.contiguous().view(torch.uint8)
+class Arguments:
+    """What the kernels of all regimes are given. Pointers that a request has no tensor for point to some other
+    one."""
+
+    def __init__(self, request: Request) -> None:
+        scores, device = request.scores, request.scores.device
+        self.calls, self.per_call, self.n = scores.shape
+        self.rows, self.device = self.calls * self.per_call, device
+        self.scores, self.relevance = scores.contiguous(), as_numbers(request.relevance)
+        self.masked = request.mask is not None
+        self.mask = self.relevance if request.mask is None else as_numbers(request.mask)
+        self.slots = min(self.n, request.max_relevant or self.n)
+        self.form = code(request.form)
+        self.reach, self.reach_bits = REACHES.index(request.reach), bits(request.strength)
+        self.by_window = request.by_window
+        self.margin_share, self.half_bits = request.margin_is_share, bits(request.margin / 2)
+        self.with_gradient = request.with_gradient
+
+        per_list = torch.empty((2, self.calls, self.per_call), dtype=torch.float64, device=device)
+        self.losses, self.divisor = per_list[0], per_list[1]
+        self.given = request.lists is not None
+        self.lists = (
+            torch.empty(self.calls, dtype=torch.int64, device=device)
+            if request.lists is None
+            else request.lists.contiguous()
+        )
+        self.gradient = torch.empty(
+            (self.calls, self.per_call, self.n if self.with_gradient else 0),
+            dtype=torch.float32 if self.by_window else count_dtype(self.n),
+            device=device,
+        )
+        # By window too the kernels keep integers in it, until the gradient replaces them.
+        self.changes = self.gradient.view(torch.int32) if self.by_window else self.gradient
+        self.tables = self.losses if request.tables is None else request.tables.contiguous()
+        self.n_tables = 0 if request.tables is None else request.tables.shape[1]
+        self.spread = self.losses
+        if request.needs_spread:
+            assert request.spread is not None
+            self.spread = request.spread.contiguous()
+        #: What Triton compiles for, of everything that comes from outside.
+        self.key = (
+            self.calls, self.per_call, self.n, self.slots, self.with_gradient, self.by_window,
+            *kinds(self.scores, self.relevance, self.mask, self.tables, self.lists, self.spread),
+        )  # fmt: skip
+
+    def answer(self) -> Answer:
+        """What the kernels have written."""
+        return Answer(self.losses, self.gradient, self.divisor, self.lists)

@@ -1,18 +1,28 @@
 """Triton kernels for few, long lists: sort the p relevant items, stream the n items against them, twice.
 
 p is known on the device only. Every kernel reads it there and works in proportion to it; nothing on the
-host is sized or chosen by it. One list's pipeline (axis 1 of every grid is the list):
+host is sized or chosen by it. One list's pipeline (axis 0 of every grid is the list):
 
     gather        relevant items -> words, in any order (sorting makes the order unique)
     (sorting.py)  words -> sorted words
     make_table    sorted words -> cells of uniform width with the number of better relevant scores
     stream        every irrelevant item -> its place k, the number of relevant scores strictly above it;
                   counts of items at each place
+    (long_terms.py)
     sum_counts, terms
-                  counts -> by prefix sums the irrelevant items at or above each slot; loss; moved words
+                  counts -> by prefix sums the irrelevant items at or above each slot; loss; and by lambda
+
     (sort, table and stream again with the moved words: places minus the places before)
     sum_counts, settle
                   the relevant items' own rank changes
+
+or by window, where all relevant scores rise equally far and keep their order,
+
+    sum_units, offset_units
+                  prefix sums of the slopes, in units
+    (table and stream again with the risen scores: the slopes between the places before and after)
+    sum_counts, pull
+                  the relevant items' slopes times how many each of them passes
 
 Skew costs little: an item's place is found in its cell by a search of log2(relevant scores in the cell)
 steps, and counting goes to private copies of the counts, the fullest place of a block in one addition.
@@ -22,27 +32,33 @@ steps, and counting goes to private copies of the counts, the fullest place of a
 import triton
 import triton.language as tl
 
+from rankgrad.engine._kernels.forms_gpu import pushed
 from rankgrad.engine._kernels.words import (
+    LAM,
     STATE,
-    as_float64,
-    index_of,
-    item_terms,
+    divisor_of,
+    half_margin,
     make_word,
     read_items,
     score_of,
     span,
+    strength_of,
 )
 
 FEW = tl.constexpr(256)  # counts of fewer places fit tl.histogram, with one for items that do not count
 
 
-@triton.jit
-def gather(scores, relevance, mask, words, state, n, half, slots, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
+@triton.jit(do_not_specialize=["half_bits"])
+def gather(
+    scores, relevance, mask, words, state, spread, n, slots, per_call, half_bits,
+    MASKED: tl.constexpr, MARGIN_SHARE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    half = half_margin(half_bits, spread, row // per_call, MARGIN_SHARE)
     state += row * STATE
     words += row * slots
     items = 0
-    for block in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
+    for block in range(tl.program_id(1), tl.cdiv(n, BLOCK), tl.num_programs(1)):
         at = tl.arange(0, BLOCK)
         first = block * tl.full([], BLOCK, tl.int64)
         start = row * n + first
@@ -61,21 +77,30 @@ def gather(scores, relevance, mask, words, state, n, half, slots, MASKED: tl.con
         tl.atomic_add(state + 1, items.to(tl.int64))
 
 
-@triton.jit
-def count_lists(state, lists, items, n, per_call, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """How many lists of each call have something relevant, and how many items each list has."""
+@triton.jit(do_not_specialize=["reach_bits"])
+def count_lists(
+    state, lists, divisor, spread, n, per_call, reach_bits,
+    MASKED: tl.constexpr, REACH: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """How many lists of each call count (GIVEN: elsewhere too), and what every list's gradient is divided by."""
     call = tl.program_id(0).to(tl.int64)
+    strength = strength_of(reach_bits, spread, call, REACH)
     total = tl.full([], 0, tl.int64)
+    if GIVEN:
+        total = tl.load(lists + call)
+    else:
+        for start in range(0, per_call, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            found = tl.load(state + (call * per_call + at) * STATE, mask=at < per_call, other=0)
+            total += tl.sum((found > 0).to(tl.int64))
+        tl.store(lists + call, total)
     for start in range(0, per_call, BLOCK):
         at = start + tl.arange(0, BLOCK)
         row = call * per_call + at
-        found = tl.load(state + row * STATE, mask=at < per_call, other=0)
-        total += tl.sum((found > 0).to(tl.int64))
-        existing = tl.zeros([BLOCK], tl.int64) + n
+        items = tl.zeros([BLOCK], tl.int64) + n
         if MASKED:
-            existing = tl.load(state + row * STATE + 1, mask=at < per_call, other=0)
-        tl.store(items + row, existing, mask=at < per_call)
-    tl.store(lists + call, total)
+            items = tl.load(state + row * STATE + 1, mask=at < per_call, other=0)
+        tl.store(divisor + row, divisor_of(strength, items, total, REACH), mask=at < per_call)
 
 
 @triton.jit
@@ -123,60 +148,67 @@ def _copies(p, room, programs):
 
 
 @triton.jit
-def _in_better_cells(words, cell, best, scale, last, low, high, steps):
-    """How many of sorted words lie in better cells than ``cell``, known to be ``low`` to ``high``."""
+def _in_better_cells(words, rise, cell, best, scale, last, low, high, steps):
+    """How many of sorted words (all scores risen) lie in better cells than ``cell``, known to be ``low`` to ``high``."""
     while steps > 0:
         middle = (low + high) // 2
         open_ = low < high
         word = tl.load(words + middle, mask=open_, other=0)
-        better = open_ & (_cell(score_of(word), best, scale, last) < cell)
+        better = open_ & (_cell(score_of(word) + rise, best, scale, last) < cell)
         low = tl.where(better, middle + 1, low)
         high = tl.where(open_ & ~better, middle, high)
         steps = steps // 2
     return low
 
 
-@triton.jit
-def make_table(words, levels, table, geometry, counts, state, slots, most_cells, room, BLOCK: tl.constexpr):
-    """Scores of sorted words; how many lie in better cells, for every cell; where cells lie; zeroed counts.
+@triton.jit(do_not_specialize=["reach_bits"])
+def make_table(
+    words, levels, table, geometry, counts, state, spread, slots, most_cells, room, per_call, reach_bits,
+    REACH: tl.constexpr, AGAIN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Scores of sorted words (AGAIN, by window: risen by it); how many lie in better cells, for every cell; where cells lie; zeroed counts.
 
     ``table`` has two numbers a cell, how many lie in better cells and how many in better ones or itself: one
     64-bit word for :func:`stream`, whose look-ups bind.
     """
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     p = tl.minimum(tl.load(state + row * STATE), slots)
     words += row * slots
     table += row * 2 * most_cells
     counts += row * (room + slots + 1)
     cells = _cells(p, most_cells)
+    rise = tl.full([], 0.0, tl.float32)
+    if AGAIN and REACH != LAM:
+        rise = strength_of(reach_bits, spread, row // per_call, REACH).to(tl.float32)
     best = tl.full([], 0.0, tl.float32)
     scale = tl.full([], 0.0, tl.float32)
     if p > 0:
-        best = _finite_end(words, p, True)
-        width = best - _finite_end(words, p, False)
+        best = _finite_end(words, p, True) + rise
+        width = best - (_finite_end(words, p, False) + rise)
         if (width > 0) & (width < float("inf")):
             scale = cells.to(tl.float32) / width
             scale = tl.where(scale < float("inf"), scale, 0.0)
         best = tl.where(tl.abs(best) < float("inf"), best, 0.0)
-    if tl.program_id(0) == 0:
+    if tl.program_id(1) == 0:
         tl.store(geometry + row * 2, best)
         tl.store(geometry + row * 2 + 1, scale)
     last_cell = (cells - 1).to(tl.float32)
-    for block in range(tl.program_id(0), tl.cdiv(cells + 1, BLOCK), tl.num_programs(0)):
+    for block in range(tl.program_id(1), tl.cdiv(cells + 1, BLOCK), tl.num_programs(1)):
         ends = block * BLOCK + tl.arange(0, 2) * (BLOCK - 1)
         zero = tl.zeros([2], tl.int64)
-        found = _in_better_cells(words, ends, best, scale, last_cell, zero, zero + p, p)
+        found = _in_better_cells(words, rise, ends, best, scale, last_cell, zero, zero + p, p)
         low, high = tl.min(found), tl.max(found)
         cell = span(block, BLOCK)
         zero = tl.zeros([BLOCK], tl.int64)
-        better = _in_better_cells(words, cell, best, scale, last_cell, zero + low, zero + high, high - low)
+        better = _in_better_cells(words, rise, cell, best, scale, last_cell, zero + low, zero + high, high - low)
         tl.store(table + 2 * cell, better.to(tl.int32), mask=cell < cells)
         tl.store(table + 2 * cell - 1, better.to(tl.int32), mask=(cell > 0) & (cell <= cells))
-    for block in range(tl.program_id(0), tl.cdiv(p, BLOCK), tl.num_programs(0)):
+    for block in range(tl.program_id(1), tl.cdiv(p, BLOCK), tl.num_programs(1)):
         at = span(block, BLOCK)
-        tl.store(levels + row * slots + at, score_of(tl.load(words + at, mask=at < p, other=0)), mask=at < p)
-    copies = _copies(p, room, tl.num_programs(0))
-    for block in range(tl.program_id(0), tl.cdiv(copies * (p + 1), BLOCK), tl.num_programs(0)):
+        level = score_of(tl.load(words + at, mask=at < p, other=0)) + rise
+        tl.store(levels + row * slots + at, level, mask=at < p)
+    copies = _copies(p, room, tl.num_programs(1))
+    for block in range(tl.program_id(1), tl.cdiv(copies * (p + 1), BLOCK), tl.num_programs(1)):
         at = span(block, BLOCK)
         tl.store(counts + at, 0, mask=at < copies * (p + 1))
 
@@ -191,30 +223,39 @@ def _add(counts, place, active, amount):
         tl.atomic_add(counts + place, amount, mask=active & ~hot, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["half_bits"])
 def stream(
-    scores, relevance, mask, levels, table, geometry, counts, state, changes, n, half, slots, most_cells, room,
-    MASKED: tl.constexpr, WRITE: tl.constexpr, AGAIN: tl.constexpr, BLOCK: tl.constexpr,
+    scores, relevance, mask, levels, table, geometry, counts, state, spread, sums, unit, changes,
+    n, slots, most_cells, room, per_call, half_bits,
+    MASKED: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, AGAIN: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Place every irrelevant item and count the places; ``AGAIN``: the difference to the first places.
+    """Place every irrelevant item and count the places; AGAIN: what it gets for the difference to the first place.
 
-    The second time counts hold what changed: minus one at the first place, plus one at the second.
+    By lambda that is the difference itself, and counts hold what changed: minus one at the first place, plus one at
+    the second. By window nearly all items change places: counts start anew, and an item gets the slopes of the relevant
+    items between its two places, a difference of their prefix sums ``sums``.
     """
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     state += row * STATE
     p = tl.minimum(tl.load(state), slots)
+    half = half_margin(half_bits, spread, row // per_call, MARGIN_SHARE)
     levels += row * slots
     table += row * most_cells
     counts += row * (room + slots + 1)
     best = tl.load(geometry + row * 2)
     scale = tl.load(geometry + row * 2 + 1)
     last_cell = (_cells(p, most_cells) - 1).to(tl.float32)
-    copies = _copies(p, room, tl.num_programs(0))
-    counts += (tl.program_id(0) % copies) * (p + 1)
+    copies = _copies(p, room, tl.num_programs(1))
+    counts += (tl.program_id(1) % copies) * (p + 1)
     few = tl.zeros([FEW], tl.int32)
     nan = tl.zeros([BLOCK], tl.int32)
+    if AGAIN and WINDOW:
+        sums += row * slots
+        one = tl.load(unit + row)
+        count = p.to(tl.float64)
     at = tl.arange(0, BLOCK)
-    for block in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
+    for block in range(tl.program_id(1), tl.cdiv(n, BLOCK), tl.num_programs(1)):
         first = block * tl.full([], BLOCK, tl.int64)
         start = row * n + first  # 64 bits once a block, 32 bits an item
         inside = at < tl.minimum(n - first, BLOCK).to(tl.int32)
@@ -238,156 +279,27 @@ def stream(
         if AGAIN:
             before = tl.load(changes + start + at, mask=irrelevant, other=0)
             moved = irrelevant & (low != before)
-            if tl.max(moved.to(tl.int32)) > 0:
-                _add(counts, before.to(tl.int32), moved, -1)
-                _add(counts, low, moved, 1)
-            tl.store(changes + start + at, tl.where(irrelevant, low - before, 0), mask=inside & ~relevant)
-        else:
+            if WINDOW:
+                up_to = tl.load(sums + low - 1, mask=moved & (low > 0), other=0)
+                total = up_to - tl.load(sums + before - 1, mask=moved & (before > 0), other=0)
+                gradient = tl.where(moved, pushed(total, one, count), 0)
+                tl.store(changes + start + at, gradient, mask=inside & ~relevant)
+            else:
+                if tl.max(moved.to(tl.int32)) > 0:
+                    _add(counts, before.to(tl.int32), moved, -1)
+                    _add(counts, low, moved, 1)
+                tl.store(changes + start + at, tl.where(irrelevant, low - before, 0), mask=inside & ~relevant)
+        elif WRITE:
+            tl.store(changes + start + at, low, mask=irrelevant)
+        if WINDOW or not AGAIN:
             if p < FEW - 1:
                 few += tl.histogram(tl.where(irrelevant, low, FEW - 1), FEW)
             else:
                 _add(counts, low, irrelevant, 1)
-            if WRITE:
-                tl.store(changes + start + at, low, mask=irrelevant)
-    if not AGAIN:
+    if not AGAIN:  # noqa: SIM102 - decided when compiling
         if tl.max(nan) > 0:
             tl.store(state + 2, 1)
+    if WINDOW or not AGAIN:  # noqa: SIM102
         if p < FEW - 1:
             place = tl.arange(0, FEW)
             tl.atomic_add(counts + place, few, mask=(place <= p) & (few > 0), sem="relaxed")
-
-
-@triton.jit
-def sum_counts(
-    counts, totals, chunk_sums, state, slots, room, programs,
-    AGAIN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Add up the private copies, and the sum of each chunk of places for the prefix sums."""
-    row = tl.program_id(1).to(tl.int64)
-    p = tl.minimum(tl.load(state + row * STATE), slots)
-    counts += row * (room + slots + 1)
-    totals += row * (slots + 1)
-    copies = _copies(p, room, programs)
-    chunk = tl.cdiv(p + 1, tl.num_programs(0))
-    low = tl.program_id(0) * chunk
-    high = tl.minimum(low + chunk, p + 1)
-    chunk_sum = tl.full([], 0, tl.int64)
-    if copies == 1:  # many places
-        for start in range(low, high, WIDE):
-            place = start + tl.arange(0, WIDE)
-            total = tl.load(counts + place, mask=place < high, other=0).to(tl.int64)
-            if AGAIN:
-                total += tl.load(totals + place, mask=place < high, other=0)
-            tl.store(totals + place, total, mask=place < high)
-            chunk_sum += tl.sum(total)
-        low = high
-    for start in range(low, high, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        inside = place < high
-        total = tl.zeros([BLOCK], tl.int64)
-        if AGAIN:
-            total = tl.load(totals + place, mask=inside, other=0)
-        for first in range(0, copies, TILE):
-            copy = first + tl.arange(0, TILE)
-            both = (copy < copies)[:, None] & inside[None, :]
-            part = tl.load(counts + copy[:, None] * (p + 1) + place[None, :], mask=both, other=0)
-            total += tl.sum(part.to(tl.int64), 0)
-        tl.store(totals + place, total, mask=inside)
-        chunk_sum += tl.sum(total)
-    tl.store(chunk_sums + row * tl.num_programs(0) + tl.program_id(0), chunk_sum)
-
-
-@triton.jit
-def _share(chunk_sums, row, p, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """The places of this program, from ``low`` to ``high``, and the sum of all before them.
-
-    As many chunks as fill a block: of short lists the first programs take all, the others nothing.
-    """
-    chunk = tl.cdiv(p + 1, CHUNKS)
-    many = tl.maximum(tl.full([], BLOCK, tl.int64) // chunk, 1)
-    first = tl.program_id(0) * many
-    low = tl.minimum(first * chunk, p + 1)
-    high = tl.minimum(low + many * chunk, p + 1)
-    before = tl.arange(0, CHUNKS)
-    return low, high, tl.sum(tl.load(chunk_sums + row * CHUNKS + before, mask=before < first, other=0))
-
-
-@triton.jit(do_not_specialize=["n_weights", "lam_bits"])
-def terms(
-    words, loose, totals, chunk_sums, state, weights, lists, partial, changes, given, above_out, position_out,
-    n, slots, n_weights, lam_bits, per_call, FORM: tl.constexpr, MOVE: tl.constexpr, MASKED: tl.constexpr,
-    CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Prefix sums; then, by FORM: a named loss and its steps (0-4), given steps (5), or just the counts (6).
-
-    ``MOVE``: the moved words, and each relevant item's rank where its change will be.
-    """
-    row = tl.program_id(1).to(tl.int64)
-    state += row * STATE
-    found = tl.load(state)
-    p = tl.minimum(found, slots)
-    words += row * slots
-    loose += row * slots
-    low, high, total = _share(chunk_sums, row, p, CHUNKS, BLOCK)
-    lam = as_float64(lam_bits)
-    items = tl.full([], 0, tl.int64) + n
-    if MASKED:
-        items = tl.load(state + 1)
-    per_list = (
-        lam
-        * items.to(tl.float64)
-        / tl.maximum(tl.load(lists + row // per_call), 1).to(tl.float64)
-        / tl.maximum(p, 1).to(tl.float64)
-    )
-    loss = tl.full([], 0.0, tl.float64)
-    for start in range(low, high, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        inside = slot < high
-        count = tl.load(totals + row * (slots + 1) + slot, mask=inside, other=0)
-        above = total + tl.cumsum(count, 0)
-        total += tl.sum(count)
-        inside = inside & (slot < p)
-        word = tl.load(words + slot, mask=inside, other=0)
-        index = index_of(word)
-        if FORM == 6:
-            tl.store(above_out + row * slots + slot, above, mask=inside)
-            tl.store(position_out + row * slots + slot, index, mask=inside)
-        else:
-            if FORM == 5:
-                step = tl.load(given + row * slots + slot, mask=inside, other=0.0)
-            else:
-                value, slope = item_terms(FORM, weights, n_weights, above, slot + 1)
-                loss += tl.sum(tl.where(inside, value, 0.0))
-                step = (per_list * slope).to(tl.float32)
-            if MOVE:
-                tl.store(changes + row * n + index, slot + 1 + above, mask=inside)
-                tl.store(loose + slot, make_word(score_of(word) + step, index), mask=inside)
-    loss = loss / tl.maximum(p, 1).to(tl.float64)
-    # a NaN score, or more relevant items than there is room for (a wrong hint), must not look like a result
-    bad = (tl.load(state + 2) != 0) | (found > slots)
-    loss = tl.where(bad, float("nan"), loss)
-    tl.store(partial + row * CHUNKS + tl.program_id(0), loss)
-
-
-@triton.jit
-def sum_losses(partial, losses, CHUNKS: tl.constexpr):
-    """Loss of each list from its chunks', always in the same order."""
-    row = tl.program_id(1).to(tl.int64)
-    tl.store(losses + row, tl.sum(tl.load(partial + row * CHUNKS + tl.arange(0, CHUNKS))))
-
-
-@triton.jit
-def settle(words, totals, chunk_sums, state, changes, n, slots, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """The relevant items' rank changes: their new rank minus the old one that stands in its place."""
-    row = tl.program_id(1).to(tl.int64)
-    p = tl.minimum(tl.load(state + row * STATE), slots)
-    low, high, total = _share(chunk_sums, row, p, CHUNKS, BLOCK)
-    for start in range(low, high, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        inside = slot < high
-        count = tl.load(totals + row * (slots + 1) + slot, mask=inside, other=0)
-        above = total + tl.cumsum(count, 0)
-        total += tl.sum(count)
-        inside = inside & (slot < p)
-        at = changes + row * n + index_of(tl.load(words + row * slots + slot, mask=inside, other=0))
-        tl.store(at, slot + 1 + above - tl.load(at, mask=inside, other=0), mask=inside)

@@ -1,4 +1,4 @@
-"""What all Triton kernels share: how scores are read, and relevant items as sortable 64-bit words.
+"""What all Triton kernels share: how arguments and items are read, and relevant items as sortable 64-bit words.
 
 A word is a score's 32-bit key above the item's 32-bit index: smaller words are better items, ties by index.
 """
@@ -7,11 +7,14 @@ A word is a score's 32-bit key above the item's 32-bit index: smaller words are 
 import triton
 import triton.language as tl
 
-#: Larger than the word of any item.
 #: Numbers kept of each long list, int64: relevant items, existing items, NaN seen, programs come to the first and the
 #: second sort's barrier.
 STATE = tl.constexpr(5)
+#: Larger than the word of any item.
 NO_WORD = tl.constexpr((1 << 63) - 1)
+#: How a reach is given (``rankgrad.engine.request.REACHES``): a lambda, a window, or a share of the spread.
+LAM = tl.constexpr(0)
+SHARE = tl.constexpr(2)
 
 
 @triton.jit
@@ -20,10 +23,43 @@ def span(block, BLOCK: tl.constexpr):
     return block * tl.full([], BLOCK, tl.int64) + tl.arange(0, BLOCK)
 
 
+# ------------------------------------------------------------------------------ numbers of a request
+
+
 @triton.jit
 def as_float64(bits):
-    """A float64 argument that came as its bits: Triton would pass it as float32."""
-    return (tl.full([], 0, tl.int64) + bits).to(tl.float64, bitcast=True)
+    """A float64 argument that came as the bits of its negative; see ``triton_arguments.bits``."""
+    return -(tl.full([], 0, tl.int64) + bits).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def half_margin(half_bits, spread, call, MARGIN_SHARE: tl.constexpr):
+    """fl(margin / 2); a margin may be a share of the call's spread."""
+    half = as_float64(half_bits)
+    if MARGIN_SHARE:
+        half = half * tl.load(spread + call)
+    return half.to(tl.float32)
+
+
+@triton.jit
+def strength_of(reach_bits, spread, call, REACH: tl.constexpr):
+    """Lambda or the window, float64; a share of the spread is rounded to float32."""
+    strength = as_float64(reach_bits)
+    if REACH == SHARE:
+        strength = (strength * tl.load(spread + call)).to(tl.float32).to(tl.float64)
+    return strength
+
+
+@triton.jit
+def divisor_of(strength, items, lists, REACH: tl.constexpr):
+    """What a list's gradient is divided by: lambda times its items, or the window times the lists that count."""
+    if REACH == LAM:
+        return strength * tl.maximum(items, 1).to(tl.float64)
+    else:
+        return strength * tl.maximum(lists, 1).to(tl.float64)
+
+
+# ------------------------------------------------------------------------------------------- items
 
 
 @triton.jit
@@ -48,36 +84,16 @@ def index_of(word):
 
 @triton.jit
 def read_items(scores, relevance, mask, at, inside, half, MASKED: tl.constexpr):
-    """Shifted scores of items, and which are relevant and irrelevant (neither: masked or outside)."""
+    """Shifted scores of items, and which are relevant and irrelevant (neither: masked or outside).
+
+    Relevance that is neither 0 nor 1 makes the score NaN, and so the loss: a GPU does not wait to raise.
+    """
     exists = inside
     if MASKED:
         exists = inside & (tl.load(mask + at, mask=inside, other=0) != 0)
-    relevant = exists & (tl.load(relevance + at, mask=inside, other=0) != 0)
-    irrelevant = exists & ~relevant
+    grade = tl.load(relevance + at, mask=inside, other=0)
+    relevant = exists & (grade != 0)
+    irrelevant = exists & (grade == 0)
     value = tl.load(scores + at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.where((grade != 0) & (grade != 1), float("nan"), value)
     return value + tl.where(relevant, -half, half), relevant, irrelevant
-
-
-@triton.jit
-def item_terms(form: tl.constexpr, weights, n_weights, above, own):
-    """Loss and slope of relevant items in float64; the formulas of ``rankgrad.engine.forms``."""
-    c = above.to(tl.float64)
-    rank = own.to(tl.float64) + c
-    if form == 0:
-        value = c / rank
-        slope = own.to(tl.float64) / (rank * rank)
-    elif form == 1:
-        value = tl.log(rank / own.to(tl.float64))
-        slope = 1 / rank
-    elif form == 2:
-        value = tl.log(1 + c)
-        slope = 1 / (1 + c)
-    elif form == 3:
-        inner = tl.log(1 + c)
-        value = tl.log(1 + inner)
-        slope = 1 / ((1 + c) * (1 + inner))
-    else:
-        at = tl.minimum(above, n_weights - 1)
-        value = tl.load(weights + at)
-        slope = tl.load(weights + n_weights + at)
-    return value, slope

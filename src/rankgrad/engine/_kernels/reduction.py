@@ -1,0 +1,44 @@
+"""Triton kernels that end an evaluation: one number from the lists' losses, and the gradient for what arrives."""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+from rankgrad.engine._kernels.words import span
+
+
+@triton.jit
+def reduce_losses(losses, lists, out, per_call, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum (or mean over the lists that count) of each call's list losses, always in the same order."""
+    call = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, per_call, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(losses + call * per_call + at, mask=at < per_call, other=0.0)
+    result = tl.sum(total)
+    if MEAN:
+        result = result / tl.maximum(tl.load(lists + call), 1).to(tl.float64)
+    tl.store(out + call, result)
+
+
+@triton.jit
+def scale_changes(
+    changes, upstream, losses, divisor, lists, out, n, per_call, REDUCTION: tl.constexpr, BLOCK: tl.constexpr
+):
+    """An answer's gradient times ``upstream / divisor``, rounded once to the dtype of ``out``.
+
+    REDUCTION: 0 mean, 1 sum, 2 none. ``out`` may be the memory of ``changes``.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    call = row // per_call
+    factor = tl.load(upstream + (row if REDUCTION == 2 else call)).to(tl.float64)
+    if REDUCTION != 0:
+        factor = factor * tl.load(lists + call).to(tl.float64)
+    factor = factor / tl.load(divisor + row)
+    loss = tl.load(losses + row)
+    # a list whose loss is NaN must not send a harmless-looking gradient
+    factor = tl.where(loss == loss, factor, float("nan")).to(tl.float32)
+    for block in range(tl.program_id(1), tl.cdiv(n, BLOCK), tl.num_programs(1)):
+        at = span(block, BLOCK)
+        value = tl.load(changes + row * n + at, mask=at < n, other=0).to(tl.float32) * factor
+        tl.store(out + row * n + at, value, mask=at < n)
