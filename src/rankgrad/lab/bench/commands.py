@@ -16,6 +16,7 @@ from rich.progress import Progress
 
 from rankgrad.lab.bench import long_lists, retrieval, tables
 from rankgrad.lab.bench.complexity_table import complexity
+from rankgrad.lab.bench.reach import reach
 from rankgrad.lab.bench.tables import Cells, in_time
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
@@ -161,4 +162,5 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this room: ``bench`` alone measures our losses, its subcommands the rest."""
     room = typer.Typer(invoke_without_command=True, callback=bench)
     room.command()(complexity)
+    room.command()(reach)
     app.add_typer(room, name="bench")

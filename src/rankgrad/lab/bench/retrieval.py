@@ -12,6 +12,7 @@ from torch import Tensor
 from rankgrad.engine import dispatch, reference
 from rankgrad.graphs import CALLS_BEFORE, graphed
 from rankgrad.lab.bench import timing
+from rankgrad.lab.bench.long_lists import step_of
 from rankgrad.losses import RecallLoss
 
 BATCHES = (128, 512, 1024, 4096, 16384)
@@ -33,19 +34,8 @@ class Row:
 Step = Callable[[], Tensor]
 
 
-def _step(loss: Callable[[Tensor, Tensor], Tensor], embeddings: Tensor, labels: Tensor) -> Step:
-    leaf = embeddings.detach().requires_grad_()
-
-    def step() -> Tensor:
-        loss(leaf, labels).backward()
-        grad, leaf.grad = leaf.grad, None
-        assert grad is not None
-        return grad
-
-    return step
-
-
-def _similarity_alone(embeddings: Tensor, labels: Tensor) -> Tensor:
+def similarity_alone(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """What every loss on embeddings pays for."""
     unit = F.normalize(embeddings, dim=1)
     return (unit @ unit.T).sum()
 
@@ -55,7 +45,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def _losses(batch: int, device: torch.device) -> Iterator[tuple[str, Loss, Loss | None]]:
     """Name, loss, and the plain Module whose result by the reference it must have, if it is ours."""
-    yield "similarity alone", _similarity_alone, None
+    yield "similarity alone", similarity_alone, None
     recall = RecallLoss().to(device).eval()
     yield "recall", recall, recall
     if device.type == "cuda":
@@ -65,7 +55,7 @@ def _losses(batch: int, device: torch.device) -> Iterator[tuple[str, Loss, Loss 
     filled = RecallLoss(memory=3).to(device)
     for seed in range(3):
         torch.manual_seed(seed + 1)
-        filled(*_batch(batch, device))
+        filled(*batch_of(batch, device))
     filled.eval()
     yield "recall, memory 3", filled, filled
     try:
@@ -77,7 +67,8 @@ def _losses(batch: int, device: torch.device) -> Iterator[tuple[str, Loss, Loss 
         yield "pml SmoothAP", baselines.SmoothAPLoss(), None
 
 
-def _batch(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def batch_of(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Embeddings and labels, :data:`PER_CLASS` of a class."""
     labels = torch.arange(batch, device=device) // PER_CLASS
     return torch.randn(batch, DIM, device=device), labels
 
@@ -103,10 +94,10 @@ def rows(device: torch.device, batches: tuple[int, ...]) -> Iterator[Row]:
     """All rows, as they are measured."""
     for batch in batches:
         torch.manual_seed(0)
-        data = _batch(batch, device)
+        data = batch_of(batch, device)
         for name, loss, plain in _losses(batch, device):
-            oracle = None if plain is None else _step(plain, *data)
-            yield measure(name, _step(loss, *data), batch, device, oracle=oracle)
+            oracle = None if plain is None else step_of(plain, *data)
+            yield measure(name, step_of(loss, *data), batch, device, oracle=oracle)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 

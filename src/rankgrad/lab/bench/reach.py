@@ -1,0 +1,152 @@
+"""``rankgrad bench reach``: a window beside lambda, for the same lists, and what a plain call costs."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from rankgrad.engine import dispatch, reference
+from rankgrad.lab.bench import long_lists, retrieval, tables, timing
+from rankgrad.lab.bench.tables import Cells, in_time
+from rankgrad.lab.training import machine
+from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.losses import RecallLoss, average_precision_loss, recall_loss
+
+LENGTHS = (1_000_000, 10_000_000)
+BATCHES = (512, 4096)
+#: How far relevant items look up; the scores are normal, so that a window of 1 is what "automatic" comes to.
+REACHES: dict[str, dict[str, Any]] = {"lam": {"lam": 0.5}, "window": {"window": 1.0}, "automatic": {}}
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Row:
+    """One loss on one input; times in seconds, None where not measured."""
+
+    lists: str
+    relevant: str
+    reach: str
+    eager: float | None
+    replay: float | None
+    plain: float | None = None
+    equal: bool = True
+
+    @property
+    def time(self) -> float | None:
+        """What the device needs: the replay, or on a CPU the call."""
+        return self.eager if self.replay is None else self.replay
+
+
+def _measure(lists: str, relevant: str, reach: str, loss: Loss, data: tuple[Tensor, Tensor]) -> Row:
+    device = data[0].device
+    step = long_lists.step_of(loss, *data)
+    with dispatch.forced(reference):
+        expected = step().clone()
+    if not torch.equal(step(), expected):
+        return Row(lists, relevant, reach, None, None, equal=False)
+    replay = timing.graph_seconds(step, device) if device.type == "cuda" else None
+    return Row(lists, relevant, reach, timing.seconds(step, device, budget=0.2), replay)
+
+
+def _list_rows(device: torch.device, longest: int) -> Iterator[Row]:
+    for n in (n for n in LENGTHS if n <= longest):
+        for name in ("1,000", "1 %", "50 %"):
+            p = long_lists.relevant_counts(n)[name]
+            data = long_lists.make_list(n, p, device)
+            hints = {"": None, ", max_relevant": p} if name == "50 %" and device.type == "cuda" else {"": None}
+            plain = None
+            if name == "50 %":
+                plain = timing.seconds(long_lists.step_of(long_lists.plain_loss, *data), device, budget=0.2)
+            for (suffix, hint), (reach, given) in itertools.product(hints.items(), REACHES.items()):
+                loss = functools.partial(
+                    average_precision_loss, margin=long_lists.MARGIN, max_relevant=hint, **given
+                )
+                row = _measure(f"one list of {n:,}", name + suffix, reach, loss, data)
+                row.plain = plain
+                yield row
+
+
+def _batch_rows(device: torch.device) -> Iterator[Row]:
+    for batch in BATCHES:
+        torch.manual_seed(0)
+        labels = torch.arange(batch, device=device) // retrieval.PER_CLASS
+        data = torch.randn(batch, batch, device=device), labels[:, None] == labels
+        for reach, given in REACHES.items():
+            loss = functools.partial(recall_loss, weight="log", **given)
+            yield _measure(f"{batch:,} lists of {batch:,}", str(retrieval.PER_CLASS), reach, loss, data)
+
+
+def _calls(device: torch.device) -> Cells:
+    """What plain calls cost with Python's share: forward and backward."""
+    cells = [["call", "eager", "over the similarity alone", "replay", "launches"]]
+    gpu = device.type == "cuda"
+
+    def line(name: str, step: Callable[[], Tensor], alone: float | None) -> float:
+        taken = timing.seconds(step, device)
+        replay = timing.graph_seconds(step, device) if gpu else None
+        over = "" if alone is None else in_time(max(taken - alone, 0.0))
+        cells.append([name, in_time(taken), over, in_time(replay), str(timing.launches(step)) if gpu else "-"])
+        return taken
+
+    torch.manual_seed(0)
+    batch = retrieval.batch_of(128, device)
+    alone = line("128 embeddings: similarity alone", long_lists.step_of(retrieval.similarity_alone, *batch), None)
+    for reach, given in REACHES.items():
+        loss = RecallLoss(**given).to(device)
+        line(f"128 embeddings: recall, {reach}", long_lists.step_of(loss, *batch), alone)
+    data = long_lists.make_list(1_000_000, 1000, device)
+    for reach, given in REACHES.items():
+        step = long_lists.step_of(functools.partial(average_precision_loss, **given), *data)
+        line(f"one list of 1,000,000: AP, {reach}", step, None)
+    return cells
+
+
+def _cells(table: list[Row]) -> Cells:
+    cells = [["lists", "relevant", "reach", "eager", "replay", "over lam", "plain"]]
+    lam: float | None = None
+    for row in table:
+        lam = row.time if row.reach == "lam" else lam
+        ratio = "-" if row.time is None or lam is None else f"{row.time / lam:.2f}x"
+        eager = in_time(row.eager) if row.equal else "differs from the reference"
+        cells.append([row.lists, row.relevant, row.reach, eager, in_time(row.replay), ratio, in_time(row.plain)])
+    return cells
+
+
+def reach(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    longest: Annotated[int, typer.Option(help="leave out longer lists")] = LENGTHS[-1],
+    markdown: Annotated[Path | None, typer.Option(help="write the tables here as Markdown")] = None,
+) -> None:
+    """Time windows beside lambda, and the cost of plain calls."""
+    place = torch.device(device)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("lists", total=None)
+        table = []
+        for row in (*_list_rows(place, longest), *_batch_rows(place)):
+            table.append(row)
+            progress.advance(task)
+    title = machine.in_a_line(place)
+    sections = [(f"{title}: AP and recall losses, forward + backward", _cells(table)), ("Calls", _calls(place))]
+    console = Console()
+    for name, cells in sections:
+        tables.show(console, name, cells)
+    if markdown:
+        command = "rankgrad " + " ".join(sys.argv[1:])
+        text = f"# rankgrad bench reach, {datetime.date.today().isoformat()}\n\n`{command}`\n"
+        text += "".join(f"\n## {name}\n\n{tables.markdown(cells)}\n" for name, cells in sections)
+        write_text(markdown, text)
+    if not all(row.equal for row in table):
+        raise typer.Exit(1)
