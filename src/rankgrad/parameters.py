@@ -1,0 +1,69 @@
+"""What an optimiser is given: every part of a model at a rate of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from rankgrad import _check
+
+#: Adam moves every number of a proxy by about this much in a step, whatever the backbone's rate is. Proxies begin with
+#: numbers of 0.1 to 0.2; measured with ResNet-50 on CUB and Flowers, 0.01 to 0.15 are within a point of this.
+PROXY_LR = 0.04
+
+
+def parameter_groups(
+    network: nn.Module,
+    loss: nn.Module | None = None,
+    *,
+    lr: float,
+    head: nn.Module | None = None,
+    head_lr: float | None = None,
+    proxy_lr: float = PROXY_LR,
+) -> list[dict[str, Any]]:
+    """Parameter groups for an optimiser of the Adam family: backbone, head, and what the loss learns itself.
+
+    Proxies are no layer of a network: they begin at random and have to find their classes, in steps that do not depend
+    on how carefully a pretrained backbone is moved. They get a rate of their own, and no weight decay (only their
+    direction counts). Parameters that need no gradient are left out, and so are groups without any.
+
+    Args:
+        network: The model.
+        loss: The loss, if it has parameters (:class:`ProxyRankingLoss`, or one of pytorch-metric-learning's).
+        lr: The rate of the network.
+        head: A part of the network to be given ``head_lr``: a new layer on a pretrained backbone, for example.
+        head_lr: Its rate; that of the network if not given.
+        proxy_lr: The rate of the loss's parameters.
+
+    Returns:
+        A list of dicts with ``params``, ``lr`` and ``name``; the last one has ``weight_decay`` 0.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 16))
+        >>> loss = rankgrad.ProxyRankingLoss(num_classes=4, embedding_size=16)
+        >>> groups = rankgrad.parameter_groups(network, loss, lr=3e-5, head=network[1])
+        >>> [(group["name"], group["lr"]) for group in groups]
+        [('network', 3e-05), ('head', 3e-05), ('loss', 0.04)]
+        >>> optimizer = torch.optim.AdamW(groups, weight_decay=1e-4)
+    """
+    rates = {"network": _check.positive("lr", lr), "loss": _check.positive("proxy_lr", proxy_lr)}
+    if head_lr is not None and head is None:
+        raise _check.fail("head_lr", "None without head", head_lr)
+    rates["head"] = rates["network"] if head_lr is None else _check.positive("head_lr", head_lr)
+    parts: dict[str, list[nn.Parameter]] = {"network": [], "head": [], "loss": []}
+    of_network = {id(one) for one in network.parameters()}
+    of_head = set() if head is None else {id(one) for one in head.parameters()}
+    if not of_head <= of_network:
+        raise _check.fail("head", "a part of the network", head)
+    for one in network.parameters():
+        parts["head" if id(one) in of_head else "network"].append(one)
+    parts["loss"] = [] if loss is None else [one for one in loss.parameters() if id(one) not in of_network]
+    groups: list[dict[str, Any]] = []
+    for name in ("network", "head", "loss"):
+        params = [one for one in parts[name] if one.requires_grad]
+        if params:
+            groups.append({"params": params, "lr": rates[name], "name": name})
+            if name == "loss":
+                groups[-1]["weight_decay"] = 0.0
+    return groups
