@@ -8,20 +8,24 @@ from torch import Tensor, nn
 
 from rankgrad import _check
 from rankgrad.distributed import Processes
+from rankgrad.engine.spread import spread_of
+from rankgrad.losses._blocks import Asked, lookup_loss, survey
+from rankgrad.losses._lists import Form, loss_of_lists, tables_of
 from rankgrad.memory import EmbeddingMemory
 from rankgrad.pairs import Lookup, check_batch, lookup, unit_length
+from rankgrad.reach import Margin, Reach, margin_of, reach_of, text_of
 
 
 class EmbeddingLoss(nn.Module):
     """Base of :class:`RecallLoss` and :class:`AveragePrecisionLoss`: a loss on lists made from embeddings.
 
-    Subclasses give :meth:`list_loss`.
+    Subclasses give :attr:`form`.
     """
 
     def __init__(
         self,
         lam: float | None,
-        margin: float,
+        margin: Margin,
         memory: int,
         max_relevant: int | None,
         distributed: bool,
@@ -29,19 +33,43 @@ class EmbeddingLoss(nn.Module):
         process_group: dist.ProcessGroup | None,
     ) -> None:
         super().__init__()
-        self.lam, self.window = _check.lam_or_window(lam, window, default=0.2)
-        self.margin = _check.non_negative("margin", margin)
+        reach_of(lam, window), margin_of(margin)
+        self.lam, self.window, self.margin = lam, window, margin
         self.memory = EmbeddingMemory(_check.count("memory", memory, at_least=0))
         if max_relevant is not None:
             max_relevant = _check.count("max_relevant", max_relevant, at_least=1)
         self.max_relevant = max_relevant
         self.processes = Processes(distributed, process_group)
 
-    def list_loss(
-        self, scores: Tensor, relevance: Tensor, mask: Tensor | None, lists: Tensor | None = None
-    ) -> Tensor:
-        """Mean loss of ``[queries, candidates]`` lists; ``lists``: how many count, where there are others."""
+    @property
+    def form(self) -> Form:
+        """What is computed of every list; see :func:`rankgrad.losses._lists.loss_of_lists`."""
         raise NotImplementedError
+
+    def list_loss(
+        self,
+        scores: Tensor,
+        relevance: Tensor,
+        mask: Tensor | None,
+        lists: Tensor | None = None,
+        spread: Tensor | None = None,
+    ) -> Tensor:
+        """Mean loss of ``[queries, candidates]`` lists.
+
+        ``lists``, ``spread``: how many lists count and the spread of all scores, where other calls have some.
+        """
+        return loss_of_lists(
+            scores,
+            relevance,
+            form=self.form,
+            lam=self.lam,
+            window=self.window,
+            margin=self.margin,
+            mask=mask,
+            max_relevant=self.max_relevant,
+            lists=lists,
+            spread=spread,
+        )
 
     def forward(
         self,
@@ -92,22 +120,47 @@ class EmbeddingLoss(nn.Module):
         return loss
 
     def _mean(self, kinds: list[Lookup]) -> Tensor:
-        """Mean over all lists that count: of every kind, and of every process."""
-        pairs = [kind.pairs() for kind in kinds]
-        if len(pairs) == 1 and not self.processes.several:
-            return self.list_loss(*pairs[0])
-        lists = torch.stack([_counting(relevance, mask) for _, relevance, mask in pairs]).sum()
-        lists = self.processes.total(lists)
-        losses = [self.list_loss(scores, relevance, mask, lists) for scores, relevance, mask in pairs]
-        return self.processes.total(torch.stack(losses).sum())
+        """Mean over all lists that count: of every kind, and of every process.
+
+        Each kind has its own spread: a drift of the fresh embeddings away from the remembered ones would enter a
+        common one.
+        """
+        alone = len(kinds) == 1 and not self.processes.several
+        if torch._C._are_functorch_transforms_active():  # which see through a product of matrices, not through blocks
+            pairs = [kind.pairs() for kind in kinds]
+            lists = None if alone else torch.stack([_counting(*one[1:]) for one in pairs]).sum()
+            return torch.stack([self.list_loss(*one, lists) for one in pairs]).sum()
+        dtype = kinds[0].queries.dtype
+        reach, (margin, is_share) = reach_of(self.lam, self.window, dtype), margin_of(self.margin, dtype)
+        name = self.form if isinstance(self.form, str) else "tables"
+        asked = Asked(name, reach.kind, reach.strength, margin, is_share, self.max_relevant)
+        lists, spreads = None, [None] * len(kinds)
+        if not alone:
+            several = self.processes.several
+            counting, moments = zip(*(survey(kind, several and asked.needs_spread) for kind in kinds), strict=True)
+            lists = self.processes.total(torch.stack(counting).sum())
+            if several and asked.needs_spread:
+                everywhere = self.processes.gather(torch.stack(moments).unsqueeze(0))
+                spreads = list(spread_of(everywhere, dtype))
+        losses = [
+            lookup_loss(kind, self._tables(kind, reach), lists, spread, asked)
+            for kind, spread in zip(kinds, spreads, strict=True)
+        ]
+        return losses[0] if alone else self.processes.total(torch.stack(losses).sum())
+
+    def _tables(self, kind: Lookup, reach: Reach) -> Tensor | None:
+        form = self.form
+        if isinstance(form, str):
+            return None
+        by_window = reach.kind != "lam"
+        return tables_of(form, len(kind.candidates), kind.queries.device, by_window=by_window)
 
     def reset(self) -> None:
         """Forget the memory."""
         self.memory.reset()
 
     def extra_repr(self) -> str:
-        reach = f"lam={self.lam}" if self.window is None else f"window={self.window}"
-        return f"{reach}, margin={self.margin}"
+        return text_of(self.lam, self.window, self.margin)
 
 
 def _counting(relevance: Tensor, mask: Tensor | None) -> Tensor:
