@@ -119,7 +119,7 @@ def main() -> None:
         f"`python -m benchmarks.memory --data DIR --steps {args.steps} --seeds {args.seeds} "
         f"--rates {' '.join(f'{rate:g}' for rate in args.rates)}`",
         "",
-        f"Trained on small1 ({len(halves[0][1])} images), judged on small2 ({len(halves[1][1])}): other alphabets. "
+        f"Trained on small1 ({len(halves[0][1])} images), judged on small2 ({len(halves[1][1])}, other letters). "
         f"{args.steps} steps of Adam, batches of {BATCH // PER_CLASS} characters x {PER_CLASS}. Means ± standard "
         "deviation over seeds, at the end. Spread: 1 - |mean embedding| of the judged images.",
         "",
@@ -132,7 +132,14 @@ def main() -> None:
                 begin = time.monotonic()
                 runs = [train(with_memory(make), seed, rate, args.steps, halves) for seed in range(args.seeds)]
                 recall, precision, spread = zip(*runs, strict=True)
-                cells = [name, memory, f"{rate:g}", str(args.seeds), mean_of(list(recall)), mean_of(list(precision))]
+                cells = [
+                    name,
+                    memory,
+                    f"{rate:g}",
+                    str(args.seeds),
+                    mean_of(list(recall)),
+                    mean_of(list(precision)),
+                ]
                 lines.append(f"| {' | '.join(cells)} | {np.mean(spread):.2f} |")
                 print(f"{lines[-1]}  {(time.monotonic() - begin) / args.seeds:.0f} s a run", flush=True)
                 write_text(args.out / "table.md", "\n".join([*lines, ""]))

@@ -73,7 +73,7 @@ def test_no_query_meets_an_older_copy_of_itself():
     """Copies of the queries, of their class, are all there is in the memory: no remembered list counts."""
     embeddings, labels, _ = batch(8, 0)
     items = torch.arange(8)
-    without, loss = rankgrad.RecallLoss(lam=0.2), rankgrad.RecallLoss(lam=0.2, memory=2)
+    without, loss = (rankgrad.RecallLoss(lam=0.2, margin=0.02, memory=size) for size in (0, 2))
     labels = torch.arange(8) // 2
     loss(embeddings.requires_grad_(), labels, items=items)
     expected = without(embeddings, labels, items=items)

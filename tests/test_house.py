@@ -15,7 +15,7 @@ SOURCE = Path(rankgrad.__file__).parent
 LIBRARY = [
     "_check reach distributed",
     "engine",
-    "lists ranking memory pairs samplers",
+    "lists ranking memory pairs samplers parameters",
     "metrics",
     "losses graphs",
     "surrogates",

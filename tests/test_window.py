@@ -106,7 +106,8 @@ def test_lam_or_window():
     with pytest.raises(ValueError, match=r"lam, window: expected one of them, received lam=4 and window=0.1"):
         rankgrad.RecallLoss(lam=4, window=0.1)
     assert "window=0.1" in repr(rankgrad.AveragePrecisionLoss(window=0.1))
-    assert "lam=0.2" in repr(rankgrad.AveragePrecisionLoss())
+    assert "lam=0.2" in repr(rankgrad.AveragePrecisionLoss(lam=0.2))
+    assert "margin='auto'" in repr(rankgrad.AveragePrecisionLoss())
 
 
 def test_class_scores_by_window():

@@ -18,6 +18,7 @@ from rankgrad.losses import (
 )
 from rankgrad.memory import EmbeddingMemory, ScoreMemory
 from rankgrad.pairs import Pairs, retrieval_pairs
+from rankgrad.parameters import parameter_groups
 from rankgrad.ranking import blackbox, rank, rank_loss
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "mean_average_precision_loss",
     "metrics",
     "ndcg_loss",
+    "parameter_groups",
     "pooled_average_precision_loss",
     "rank",
     "rank_loss",

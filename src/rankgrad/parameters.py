@@ -8,8 +8,8 @@ from torch import nn
 
 from rankgrad import _check
 
-#: Adam moves every number of a proxy by about this much in a step, whatever the backbone's rate is. Proxies begin with
-#: numbers of 0.1 to 0.2; measured with ResNet-50 on CUB and Flowers, 0.01 to 0.15 are within a point of this.
+#: Adam moves every number of a proxy by about this much in a step, whatever the backbone's rate is. Proxies begin
+#: with numbers of 0.1 to 0.2. With ResNet-50 on CUB and Flowers, 0.01 and 0.15 are within a point of R@1 of this.
 PROXY_LR = 0.04
 
 
@@ -24,9 +24,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups for an optimiser of the Adam family: backbone, head, and what the loss learns itself.
 
-    Proxies are no layer of a network: they begin at random and have to find their classes, in steps that do not depend
-    on how carefully a pretrained backbone is moved. They get a rate of their own, and no weight decay (only their
-    direction counts). Parameters that need no gradient are left out, and so are groups without any.
+    Proxies are no layer of a network: they begin at random and have to find their classes, in steps that do not
+    depend on how carefully a pretrained backbone is moved. They get a rate of their own, and no weight decay (only
+    their direction counts). Parameters that need no gradient are left out, and so are groups without any.
 
     Args:
         network: The model.

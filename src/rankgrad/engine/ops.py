@@ -123,7 +123,7 @@ torch.library.register_vmap("rankgrad::standings", vmap_over_calls(standings, wh
 # -------------------------------------------------------- one number, and the gradient it stands for
 
 
-def _reduced(losses: Tensor, lists: Tensor, reduction: str, out: Tensor) -> Tensor:
+def reduce_into(losses: Tensor, lists: Tensor, reduction: str, out: Tensor) -> Tensor:
     """``[calls, lists]`` losses into ``out``: ``[calls]``, or as they are for ``"none"``."""
     if reduction == "none":
         return out.copy_(losses)
@@ -150,7 +150,7 @@ def reduce_lists(
     loss scales and weights leave lambda alone. See :class:`rankgrad.engine.request.Answer`.
     """
     out = losses.new_empty(losses.shape if reduction == "none" else lists.shape, dtype=compute_dtype(scores.dtype))
-    return _reduced(losses, lists, reduction, out)
+    return reduce_into(losses, lists, reduction, out)
 
 
 @fake_of("reduce_lists")
@@ -283,7 +283,7 @@ class _ListLoss(torch.autograd.Function):
         # Its own memory and no view: a caller may write `loss *= 0.5`.
         out = torch.empty(shape, dtype=request.dtype, device=scores.device)
         ctx.upstream_shape = answer.losses.shape if reduction == "none" else answer.lists.shape
-        _reduced(answer.losses, answer.lists, reduction, out.view(ctx.upstream_shape))
+        reduce_into(answer.losses, answer.lists, reduction, out.view(ctx.upstream_shape))
         _reduce_setup(ctx, (scores, *answer, request.offsets, reduction), out)
         return out
 

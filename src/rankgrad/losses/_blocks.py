@@ -1,10 +1,10 @@
 """Losses of queries against candidates in blocks of queries: no matrix of all similarities is ever there.
 
-The similarities of a block are computed, ranked, turned into the gradient of the scores and at once into its share of
-the gradients of queries and candidates, and dropped. A ranking loss is linear in what arrives from above, so backward
-has nothing left to do but one multiplication: three products of matrices for a batch, two against a memory (which has
-no gradient), one without a gradient. Where the spread of the scores is asked for and there is more than one block, it
-comes first and costs one product more. Memory: O((Q + N) d + block x N).
+The similarities of a block are computed, ranked, turned into the gradient of the scores and at once into its share
+of the gradients of queries and candidates, and dropped. A ranking loss is linear in what arrives from above, so
+backward has nothing left to do but one multiplication: three products of matrices for a batch, two against a
+memory (which has no gradient), one without a gradient. Where the spread of the scores is asked for and there is
+more than one block, it comes first and costs one product more. Memory: O((Q + N) d + block x N).
 """
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
@@ -25,8 +25,8 @@ from rankgrad.pairs import Lookup
 def block_rows(candidates: int) -> int:
     """How many queries are ranked at a time: by the number of candidates alone.
 
-    2^24 similarities fill a device. With more candidates the rows of a block are what makes a product efficient, up to
-    1,024 while they stay below 2^26 similarities, and 128 at least: each block reads all the candidates.
+    2^24 similarities fill a device. With more candidates the rows of a block are what makes a product efficient:
+    up to 1,024 while they stay below 2^26 similarities, and 128 at least, for each block reads all candidates.
     """
     many = max(candidates, 1)
     return max((1 << 24) // many, min(1024, (1 << 26) // many), 128)
@@ -157,7 +157,7 @@ def _evaluate(
             if of_candidates:
                 _add(grad_candidates, gradient.T, block.queries, several)
     loss = queries.new_empty(1)
-    ops.reduced(torch.cat(losses, 1), answer.lists, "mean", loss)
+    ops.reduce_into(torch.cat(losses, 1), answer.lists, "mean", loss)
     return loss.reshape(()), grad_queries, grad_candidates
 
 
@@ -200,7 +200,9 @@ def _lookup_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`_evaluate` with all fields by themselves; ``candidates`` None: the queries."""
     among = candidates is None
-    lookup = Lookup(queries, labels, own, queries if candidates is None else candidates, candidate_labels, rows, valid)
+    lookup = Lookup(
+        queries, labels, own, queries if candidates is None else candidates, candidate_labels, rows, valid
+    )
     asked = Asked(form, reach, strength, margin, margin_is_share, max_relevant)
     return _evaluate(lookup, among, tables, lists, spread, asked, of_queries, of_candidates)
 

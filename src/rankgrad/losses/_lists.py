@@ -15,12 +15,15 @@ from rankgrad.engine.slopes import value_and_slope
 from rankgrad.lists import Lists
 from rankgrad.reach import Margin, margin_of, reach_of
 
+#: A name in :data:`rankgrad.engine.forms.FORMS`, the weights of a recall loss, or W itself.
+Form = str | Tensor | Callable[[Tensor], Tensor]
+
 
 def loss_of_lists(
     scores: Tensor,
     relevance: Tensor,
     *,
-    form: str | Tensor | Callable[[Tensor], Tensor],
+    form: Form,
     lam: float | None = None,
     window: float | None = None,
     margin: Margin = 0.0,
@@ -56,7 +59,10 @@ def loss_of_lists(
     if spread is not None and (_check.tensor("spread", spread).numel() != 1 or not spread.is_floating_point()):
         raise _check.fail("spread", "one floating-point number", spread)
     wanted = ops.gradient_wanted(scores)
-    tables = None if isinstance(form, str) else _tables(form, scores, by_window=reach.kind != "lam", wanted=wanted)
+    tables = None
+    if not isinstance(form, str):
+        by_window = reach.kind != "lam"
+        tables = tables_of(form, scores.shape[-1], scores.device, by_window=by_window, wanted=wanted)
     given = Lists(scores, groups, num_groups, by_list=reduction == "none")
     placed = given.put(scores)
     request = Request(
@@ -79,10 +85,13 @@ def loss_of_lists(
     return ops.list_loss(placed, request, reduction, given.shape)
 
 
-def _tables(form: Tensor | Callable[[Tensor], Tensor], scores: Tensor, *, by_window: bool, wanted: bool) -> Tensor:
-    """W and its slope at all counts there can be, float64 ``[2, counts]``."""
+def tables_of(
+    form: Tensor | Callable[[Tensor], Tensor], n: int, device: torch.device, *, by_window: bool, wanted: bool
+) -> Tensor:
+    """W and its slope at all counts there can be in a list of ``n``, float64 ``[2, counts]``."""
     if isinstance(form, Tensor):
-        _check.same_device("weight", form, "scores", scores)
+        if form.device != device:
+            raise ValueError(f"weight: expected on the device of scores ({device}), received on {form.device}")
         if form.device.type == "cpu" and not torch.compiler.is_compiling() and bool(form.isnan().any()):
             raise _check.fail("weight", "numbers, not NaN", form)
         return forms.weight_tables(form.detach())
@@ -93,7 +102,7 @@ def _tables(form: Tensor | Callable[[Tensor], Tensor], scores: Tensor, *, by_win
             raise _check.fail("weight", f"to return a tensor of the counts' shape {list(counts.shape)}", values)
         return values.double()
 
-    counts = torch.arange(scores.shape[-1] + 1, dtype=torch.float64, device=scores.device)
+    counts = torch.arange(n + 1, dtype=torch.float64, device=device)
     values, slopes = value_and_slope(values_of, counts, torch.ones_like(counts))
     if by_window:  # at 0, where a slope may be infinite, there is nothing to pass
         slopes = slopes.where(counts > 0, 0)

@@ -162,8 +162,9 @@ class AveragePrecisionLoss(EmbeddingLoss):
     holds. Any class sizes.
 
     Args:
-        lam: Interpolation strength, > 0; 0.2 if neither it nor ``window`` is given.
-        margin: Score margin, in cosine similarity.
+        lam: Interpolation strength, > 0.
+        window: Instead of ``lam``, as in :func:`recall_loss`. Neither given: from the spread of the similarities.
+        margin: Score margin, in cosine similarity; ``"auto"``: half the spread of the similarities.
         log: Average -log(precision) instead of 1 - precision.
         memory: How many past batches to remember. Their embeddings, as they were then, make a second list for
             every query, less older copies of the query itself (``items``); all lists have the same weight. They
@@ -171,39 +172,28 @@ class AveragePrecisionLoss(EmbeddingLoss):
             away from the remembered ones.
         max_relevant: As in :func:`recall_loss`: the most partners an item can have in the batch, or in the memory.
         distributed: With several processes, take the batches of all of them as one; see :class:`RecallLoss`.
-        window: Instead of ``lam``, as in :func:`recall_loss`.
         process_group: As in :class:`RecallLoss`.
     """
 
     def __init__(
         self,
+        *,
         lam: float | None = None,
-        margin: float = 0.05,
+        window: float | None = None,
+        margin: Margin = "auto",
         log: bool = False,
         memory: int = 0,
         max_relevant: int | None = None,
         distributed: bool = False,
-        window: float | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(lam, margin, memory, max_relevant, distributed, window, process_group)
         self.log = bool(log)
 
-    def list_loss(
-        self, scores: Tensor, relevance: Tensor, mask: Tensor | None, lists: Tensor | None = None
-    ) -> Tensor:
-        """Mean average precision loss of the lists."""
-        return average_precision_loss(
-            scores,
-            relevance,
-            lam=self.lam,
-            window=self.window,
-            margin=self.margin,
-            log=self.log,
-            mask=mask,
-            max_relevant=self.max_relevant,
-            lists=lists,
-        )
+    @property
+    def form(self) -> str:
+        """Its name in the engine."""
+        return "log_ap" if self.log else "ap"
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, log={self.log}"

@@ -126,7 +126,9 @@ class EmbeddingLoss(nn.Module):
         common one.
         """
         alone = len(kinds) == 1 and not self.processes.several
-        if torch._C._are_functorch_transforms_active():  # which see through a product of matrices, not through blocks
+        if (
+            torch._C._are_functorch_transforms_active()
+        ):  # which see through a product of matrices, not through blocks
             pairs = [kind.pairs() for kind in kinds]
             lists = None if alone else torch.stack([_counting(*one[1:]) for one in pairs]).sum()
             return torch.stack([self.list_loss(*one, lists) for one in pairs]).sum()
@@ -153,7 +155,7 @@ class EmbeddingLoss(nn.Module):
         if isinstance(form, str):
             return None
         by_window = reach.kind != "lam"
-        return tables_of(form, len(kind.candidates), kind.queries.device, by_window=by_window)
+        return tables_of(form, len(kind.candidates), kind.queries.device, by_window=by_window, wanted=True)
 
     def reset(self) -> None:
         """Forget the memory."""

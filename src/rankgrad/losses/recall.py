@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.losses._lists import loss_of_lists
+from rankgrad.losses._lists import Form, loss_of_lists
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.reach import Margin
 
-Weight = str | Tensor | Callable[[Tensor], Tensor]
+Weight = Form
 
 
 def _form(weight: Weight) -> Weight:
@@ -121,8 +119,9 @@ class RecallLoss(EmbeddingLoss):
     holds. Any class sizes.
 
     Args:
-        lam: Interpolation strength, > 0; 0.2 if neither it nor ``window`` is given.
-        margin: Score margin, in cosine similarity.
+        lam: Interpolation strength, > 0.
+        window: Instead of ``lam``, as in :func:`recall_loss`. Neither given: from the spread of the similarities.
+        margin: Score margin, in cosine similarity; ``"auto"``: half the spread of the similarities.
         weight: As in :func:`recall_loss`.
         memory: How many past batches to remember. Their embeddings, as they were then, make a second list for
             every query, less older copies of the query itself (``items``); all lists have the same weight. They
@@ -132,7 +131,6 @@ class RecallLoss(EmbeddingLoss):
         distributed: With several processes of torch.distributed, the batch is all of theirs together: the value is
             the same in each, and after DistributedDataParallel's averaging so are the gradients, as if one process
             had the whole batch.
-        window: Instead of ``lam``, as in :func:`recall_loss`.
         process_group: The processes that share the batch, where these are not all (the data-parallel ones, beside
             tensor parallelism): the group DistributedDataParallel has.
 
@@ -145,13 +143,14 @@ class RecallLoss(EmbeddingLoss):
 
     def __init__(
         self,
+        *,
         lam: float | None = None,
-        margin: float = 0.02,
+        window: float | None = None,
+        margin: Margin = "auto",
         weight: Weight = "loglog",
         memory: int = 0,
         max_relevant: int | None = None,
         distributed: bool = False,
-        window: float | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(lam, margin, memory, max_relevant, distributed, window, process_group)
@@ -161,21 +160,10 @@ class RecallLoss(EmbeddingLoss):
         else:
             self.weight = weight
 
-    def list_loss(
-        self, scores: Tensor, relevance: Tensor, mask: Tensor | None, lists: Tensor | None = None
-    ) -> Tensor:
-        """Mean recall loss of the lists."""
-        return recall_loss(
-            scores,
-            relevance,
-            lam=self.lam,
-            window=self.window,
-            margin=self.margin,
-            weight=self.weight,
-            mask=mask,
-            max_relevant=self.max_relevant,
-            lists=lists,
-        )
+    @property
+    def form(self) -> Weight:
+        """The weight."""
+        return self.weight
 
     def extra_repr(self) -> str:
         weight = f"{len(self.weight)} weights" if isinstance(self.weight, torch.Tensor) else repr(self.weight)
