@@ -134,9 +134,9 @@ def _evaluate(
     for part, block in _blocks(lookup):
         scores, relevance, mask = block.pairs()
         request = Request(
-            ops.as_lists(scores),
-            ops.as_lists(relevance),
-            None if mask is None else ops.as_lists(mask),
+            scores.unsqueeze(0),
+            relevance.unsqueeze(0),
+            None if mask is None else mask.unsqueeze(0),
             tables=tables,
             spread=None if spread is None else spread.double().reshape(1),
             lists=None if lists is None else lists.reshape(1),
