@@ -27,7 +27,7 @@ from rankgrad.lab.training.checkpoint import write_text
 
 def ranking(form: str = "log_ap", rank: str = "odds", weight: float = 0.3, ce: float = 1.0, more: str = "") -> str:
     """Settings of a ranking loss; the defaults are the recipe's."""
-    told = f"loss.form={form} loss.rank={rank} loss.weight={weight:g} loss.cross_entropy={ce:g}"
+    told = f"loss.form={form} loss.ranked={rank} loss.ranking_weight={weight:g} loss.cross_entropy={ce:g}"
     return f"loss=ranking {told} {more}".strip()
 
 
@@ -38,12 +38,12 @@ ROWS = {
     "CE + 0.3 log_ap, lambda 2.5": ranking(more="loss.lam=2.5"),
     "CE + 0.3 log_ap, no margin": ranking(more="loss.margin=0"),
     "CE + 0.3 log_ap, no memory": ranking(more="loss.memory=0"),
-    "CE + 0.3 log_ap, window 2": ranking(more="loss.window=2"),
+    "CE + 0.3 log_ap, window 2": ranking(more="loss.lam=null loss.window=2"),
     "CE + 0.1 log_ap": ranking(weight=0.1),
     "CE + 1 log_ap": ranking(weight=1),
-    "CE + 1 log_ap, window 2": ranking(weight=1, more="loss.window=2"),
+    "CE + 1 log_ap, window 2": ranking(weight=1, more="loss.lam=null loss.window=2"),
     "CE + 1 ap": ranking("ap", weight=1),
-    "CE + 1 ap, window 2": ranking("ap", weight=1, more="loss.window=2"),
+    "CE + 1 ap, window 2": ranking("ap", weight=1, more="loss.lam=null loss.window=2"),
     "CE + 3 ap": ranking("ap", weight=3),
     "CE + 1 log": ranking("log", weight=1),
     "CE + 0.3 log_ap on softmax": ranking(rank="softmax"),
@@ -55,7 +55,7 @@ ROWS = {
     "paper: ap on logits": ranking("ap", "logits", weight=1, ce=0),
     "log_ap on logits": ranking(rank="logits", weight=1, ce=0),
     "log_ap on logits, lambda 2.5": ranking(rank="logits", weight=1, ce=0, more="loss.lam=2.5"),
-    "log_ap on odds, window 2": ranking(weight=1, ce=0, more="loss.window=2"),
+    "log_ap on odds, window 2": ranking(weight=1, ce=0, more="loss.lam=null loss.window=2"),
 }
 
 
@@ -86,16 +86,16 @@ def table(out: Path, rows: list[str], every: list[str]) -> str:
     about = side_by_side.machine_of(out)
     private = [setting for setting in every if not setting.startswith(("data.root", "weights"))]
     found = finished(out, rows)
-    metrics = [f"{m} {s}" for s in ("softmax", "odds") for m in ("AP50", "AP50-11", "AP")]
+    metrics = [f"{m} {s}" for s in ("softmax", "odds") for m in ("AP50", "AP50-11", "AP", "AP75")]
     part = "trained on train, judged on val" if "data.test=val" in every else "trainval -> test"
     lines = [
         f"# Pascal VOC 2007, {part} (short side 240, shown at 360), Faster R-CNN R50-FPN: CE against ranking",
         "",
         f"{about['hardware']}. {about['versions']}. {about['started']}.",
         "",
-        f"`rankgrad train voc07` with `{' '.join(private)}` and each row's settings. AP50: area; AP50-11: 11 "
-        "points; AP: COCO's. Each judged with softmax scores and with odds (own: with the logits alone, where "
-        "these were trained). Last epoch, mean ± standard deviation over seeds.",
+        f"`rankgrad train voc07` with `{' '.join(private)}` and each row's settings. AP50: area; AP50-11: "
+        "11 points; AP, AP75: COCO's. Each judged with softmax scores and with odds (own: with the logits alone, "
+        "where these were trained). Last epoch, mean ± standard deviation over seeds.",
         "",
         f"| loss | seeds | {' | '.join(metrics)} | AP50 own | s a run | images/s | settings |",
         "|" + "---|" * (len(metrics) + 6),

@@ -1,5 +1,8 @@
 """Small detection data sets in VOC's layout, drawn by the tests: a class is a colour, an object a rectangle."""
 
+import json
+from xml.etree import ElementTree
+
 import numpy as np
 from PIL import Image
 
@@ -49,4 +52,48 @@ def voc_set(root, train=12, test=6):
         for number, name in zip(numbers, names, strict=True):
             scene(root, name, number)
         (root / "ImageSets" / "Main" / f"{part}.txt").write_text("\n".join(names) + "\n")
+    return root
+
+
+#: Ids of the categories in :func:`coco_set`: neither contiguous nor in the order of the names.
+CATEGORIES = {17: "sky", 3: "leaf", 90: "apple"}
+
+
+def coco_set(root, exported=False, train=12, test=6):
+    """The scenes of :func:`voc_set` as COCO JSON, in COCO's layout or as annotation tools export it.
+
+    Difficult objects are crowds. A category without an object comes first, as some tools write it.
+    """
+    base = voc_set(root / "voc", train, test)
+    ids = {name: number for number, name in CATEGORIES.items()}
+    for part, listed in (("train", "trainval"), ("valid" if exported else "val2017", "test")):
+        part = f"{part}2017" if part == "train" and not exported else part
+        file = root / part / "_annotations.coco.json" if exported else root / f"annotations/instances_{part}.json"
+        for folder in (file.parent, root / part):
+            folder.mkdir(parents=True, exist_ok=True)
+        images, annotations = [], []
+        for number, name in enumerate((base / "ImageSets/Main" / f"{listed}.txt").read_text().split()):
+            tree = ElementTree.parse(base / "Annotations" / f"{name}.xml")
+            size = {side: int(tree.findtext(f"size/{side}")) for side in ("width", "height")}
+            images.append({"id": 1000 - number, "file_name": f"{name}.jpg", **size, "license": 1})
+            (base / "JPEGImages" / f"{name}.jpg").rename(root / part / f"{name}.jpg")
+            for item in tree.iter("object"):
+                x0, y0, x1, y1 = (
+                    int(item.findtext(f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")
+                )
+                box = [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1]
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": 1000 - number,
+                        "category_id": ids[item.findtext("name")],
+                        "bbox": box,
+                        "area": box[2] * box[3],
+                        "iscrowd": int(item.findtext("difficult")),
+                        "segmentation": [[1.5, 2.5, 3.5, 4.5]],
+                    }
+                )
+        categories = [{"id": number, "name": name} for number, name in ((0, "things"), *CATEGORIES.items())]
+        whole = {"info": {}, "images": images, "annotations": annotations, "categories": categories}
+        file.write_text(json.dumps(whole))
     return root

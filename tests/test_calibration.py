@@ -45,7 +45,7 @@ def test_what_cannot_be_fitted():
 
 
 def ranked(rank):
-    model = use_ranking_loss(detector(box_score_thresh=0.0), rank=rank, cross_entropy=0, memory=2, form="log_ap")
+    model = use_ranking_loss(detector(box_score_thresh=0.0), ranked=rank, cross_entropy=0, memory=2, form="log_ap")
     optimizer = torch.optim.SGD(model.roi_heads.parameters(), 0.05)
     for seed in range(20):
         optimizer.zero_grad()
@@ -92,8 +92,8 @@ def test_what_cannot_be_calibrated():
     with pytest.raises(ValueError, match="scored by what its loss ranks, 'odds', received 'softmax'"):
         calibrate(use_ranking_loss(detector()))
     with pytest.raises(ValueError, match="scored by what its loss ranks, 'logits', received 'odds'"):
-        calibrate(use_ranking_loss(detector(), cross_entropy=0, rank="logits", scores="odds"))
+        calibrate(use_ranking_loss(detector(), cross_entropy=0, ranked="logits", scores="odds"))
     with pytest.raises(ValueError, match="ranks odds or logits"):
-        calibrate(use_ranking_loss(detector(), rank="softmax"))
+        calibrate(use_ranking_loss(detector(), ranked="softmax"))
     with pytest.raises(ValueError, match="a model with a ranking loss"):
         calibrate(detector())

@@ -131,7 +131,7 @@ def test_the_loss_is_that_of_the_sampled_regions():
             seen.update(logits=class_logits, labels=labels)
             return super().forward(class_logits, labels, mask)
 
-    model = use_ranking_loss(detector(), Spy(memory=0, weight=0.5, cross_entropy=2.0, form="log_ap"))
+    model = use_ranking_loss(detector(), Spy(memory=0, ranking_weight=0.5, cross_entropy=2.0, form="log_ap"))
     loss = losses_of(model)["loss_classifier"]
     plain_loss = losses_of(detector())["loss_classifier"]
     torch.testing.assert_close(F.cross_entropy(seen["logits"], seen["labels"]), plain_loss)
@@ -561,7 +561,7 @@ def test_the_log_odds_of_softmax():
 @pytest.mark.parametrize("rank", ["odds", "softmax", "logits"])
 def test_softmax_scores_where_cross_entropy_trained_it_else_what_was_ranked(rank):
     def scored_by(**options):
-        return use_ranking_loss(detector(), rank=rank, **options).roi_heads.region_scores
+        return use_ranking_loss(detector(), ranked=rank, **options).roi_heads.region_scores
 
     assert scored_by() == "softmax"
     assert scored_by(cross_entropy=0) == rank

@@ -57,7 +57,7 @@ def test_regions_of_which_none_exists(cross_entropy):
 
 def test_absent_classes_do_not_count():
     logits, labels = case()
-    loss = RegionLoss(form="ap", weight=1, memory=0, cross_entropy=0, pooled_weight=0)
+    loss = RegionLoss(form="ap", ranking_weight=1, memory=0, cross_entropy=0, pooled_weight=0)
     value, gradient = value_and_gradient(loss, logits, labels)
     odds = (logits[:, 1:] - logits[:, :1])[:, :3]
     relevance = labels[:, None] == torch.tensor([1, 2, 3])
@@ -68,7 +68,7 @@ def test_absent_classes_do_not_count():
 
 def test_the_papers_form_ignores_the_background_column():
     logits, labels = case()
-    loss = RegionLoss(form="ap", rank="logits", weight=1, cross_entropy=0, memory=0)
+    loss = RegionLoss(form="ap", ranked="logits", ranking_weight=1, cross_entropy=0, memory=0)
     value, gradient = value_and_gradient(loss, logits, labels)
     assert float(gradient[:, 0].abs().sum()) == 0
     relevance = F.one_hot(labels, 1 + CLASSES)[:, 1:].bool()
@@ -80,7 +80,7 @@ def test_a_region_may_be_shifted(rank):
     """The same number added to all logits of a region changes neither probabilities nor odds."""
     logits, labels = case()
     shifted = logits + torch.randn(len(logits), 1, dtype=torch.float64)
-    loss = RegionLoss(rank=rank, memory=0)
+    loss = RegionLoss(ranked=rank, memory=0)
     for a, b in zip(
         value_and_gradient(loss, logits, labels), value_and_gradient(loss, shifted, labels), strict=True
     ):
@@ -112,10 +112,10 @@ def test_memory_only_in_training():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="weight: expected a finite number > 0"):
-        RegionLoss(weight=0)
-    with pytest.raises(ValueError, match="rank: expected one of"):
-        RegionLoss(rank="probability")
+    with pytest.raises(ValueError, match="ranking_weight: expected a finite number > 0"):
+        RegionLoss(ranking_weight=0)
+    with pytest.raises(ValueError, match="ranked: expected one of"):
+        RegionLoss(ranked="probability")
     with pytest.raises(ValueError, match="form"):
         RegionLoss(form="recall")
     with pytest.raises(ValueError, match="class_logits"):

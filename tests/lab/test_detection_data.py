@@ -11,7 +11,7 @@ from torchvision import tv_tensors
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms import v2
 
-from rankgrad.lab.detection import data
+from rankgrad.lab.detection import data, voc
 from rankgrad.lab.detection.batches import AspectSampler, canvas, place_boxes, target_sizes
 from rankgrad.lab.detection.config import Data, View
 from rankgrad.lab.detection.task import SceneSource
@@ -46,7 +46,7 @@ def test_the_reader(tmp_path):
 def test_boxes_are_edges(tmp_path, box, edges):
     path = tmp_path / "a.xml"
     path.write_text(scenes.annotation([("leaf", box, True)]))
-    ((name, found, difficult),), size = data.read_annotation(path, tmp_path / "a.jpg")
+    ((name, found, difficult),), size = voc.read_annotation(path, tmp_path / "a.jpg")
     assert size == (64, 48)
     assert (name, difficult) == ("leaf", True)
     assert found == pytest.approx(edges)
@@ -93,9 +93,9 @@ def test_a_bomb_is_refused_as_defusedxml_does(tmp_path):
     with pytest.raises(Exception, match="Entit"):
         defused.fromstring(bomb)
     with pytest.raises(ValueError, match="not allowed"):
-        data.parse(bomb.encode())
+        voc.parse(bomb.encode())
     good = scenes.annotation([("leaf", (1, 2, 3, 4), False)])
-    ours, theirs = data.parse(good.encode()), defused.fromstring(good)
+    ours, theirs = voc.parse(good.encode()), defused.fromstring(good)
     assert [e.text for e in ours.iter()] == [e.text for e in theirs.iter()]
 
 
@@ -238,9 +238,9 @@ def test_two_years_are_read_together(tmp_path):
     assert (len(splits.train), len(splits.test), len(splits.classes)) == (7, 2, 20)
     shutil.rmtree(tmp_path / "VOCdevkit" / "VOC2012")  # a checkpoint is judged on 2007
     config = Data(name="voc0712", root=str(tmp_path), counts="any")
-    assert len(data.read(config, data.VOC).test) == 2
+    assert len(data.read(config, voc.CLASSES).test) == 2
     with pytest.raises(UserError, match="not complete: test images 2 instead of 4,952"):
-        data.read(config.model_copy(update={"counts": "protocol"}), data.VOC)
+        data.read(config.model_copy(update={"counts": "protocol"}), voc.CLASSES)
 
 
 def test_batches_by_aspect_ratio():

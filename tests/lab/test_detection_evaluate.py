@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from rankgrad.lab.detection.data import Objects
 from rankgrad.lab.detection.evaluate import THRESHOLDS, evaluate
+from rankgrad.lab.detection.scenes import Objects
 
 import oracles_detection as oracle
 
@@ -88,10 +88,10 @@ def test_against_loops(seed, integers):
         )
 
 
-@pytest.mark.parametrize("difficult", [0.0, 0.3])
+@pytest.mark.parametrize(("difficult", "protocol"), [(0.0, "voc"), (0.3, "voc"), (0.3, "coco")])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_against_pycocotools(seed, difficult):
-    """Difficult objects excuse every detection of them, as COCO's crowds do, but overlap as all others do."""
+def test_against_pycocotools(seed, difficult, protocol):
+    """Difficult objects excuse every detection of them, as COCO's crowds do; VOC's overlap as all others do."""
     coco_module = pytest.importorskip("pycocotools.coco")
     from pycocotools.cocoeval import COCOeval
 
@@ -126,22 +126,28 @@ def test_against_pycocotools(seed, difficult):
     ]
     with contextlib.redirect_stdout(io.StringIO()):
         truth.createIndex()
-        run = OneOverlap(truth, truth.loadRes(found), "bbox")
+        run = (OneOverlap if protocol == "voc" else COCOeval)(truth, truth.loadRes(found), "bbox")
         run.evaluate()
         run.accumulate()
-    stand = evaluate(detections, objects, CLASSES)
+    stand = evaluate(detections, objects, CLASSES, protocol)
     precision = torch.from_numpy(run.eval["precision"][..., 0, -1])  # thresholds, recalls, classes; -1: no object
     theirs = precision.masked_fill(precision < 0, torch.nan).nanmean(1)
     assert 0.05 < float(theirs.nanmean()) < 0.95
     torch.testing.assert_close(stand.coco.double(), theirs, atol=1e-9, rtol=0, equal_nan=True)
+    told = {"AP x": theirs.nanmean(), "AP75 x": theirs[5].nanmean(), "AP50 x": theirs[0].nanmean()}
+    if protocol == "voc":
+        del told["AP50 x"]
+    summary = stand.summary("x")
+    assert {name: summary[name] for name in told} == pytest.approx({k: 100 * float(v) for k, v in told.items()})
 
 
 def test_perfect_and_empty():
     _, objects = random_case(3)
     perfect = [{"boxes": o.boxes, "labels": o.labels, "scores": torch.ones(len(o.labels))} for o in objects]
     stand = evaluate(perfect, objects, CLASSES)
-    assert stand.summary("x") == {"AP50 x": 100.0, "AP50-11 x": 100.0, "AP x": 100.0}
+    names = ("AP50 x", "AP50-11 x", "AP x", "AP75 x")
+    assert stand.summary("x") == dict.fromkeys(names, 100.0)
     nothing = [{k: v[:0] for k, v in one.items()} for one in perfect]
-    assert evaluate(nothing, objects, CLASSES).summary("x") == {"AP50 x": 0.0, "AP50-11 x": 0.0, "AP x": 0.0}
+    assert evaluate(nothing, objects, CLASSES).summary("x") == dict.fromkeys(names, 0.0)
     with pytest.raises(ValueError, match="detections: expected those of 25 images, received 3"):
         evaluate(perfect[:3], objects, CLASSES)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from test_detection_training import SMALL
 
-from rankgrad.lab.detection.data import Objects
 from rankgrad.lab.detection.evaluate import evaluate
 from rankgrad.lab.detection.paper import TABLE
 from rankgrad.lab.detection.report import _image, _shown_from, bars, sections, write_examples
+from rankgrad.lab.detection.scenes import Objects
 from rankgrad.lab.recipes import load, run
 
 import scenes
@@ -49,7 +49,7 @@ def test_what_it_says(report):
     out, ce, result = report
     text = (out / "report.html").read_text()
     for scores in ("softmax", "odds"):
-        cells = "".join(f"<td>{result.last[f'{m} {scores}']:.1f}</td>" for m in ("AP50", "AP50-11", "AP"))
+        cells = "".join(f"<td>{result.last[f'{m} {scores}']:.1f}</td>" for m in ("AP50", "AP50-11", "AP", "AP75"))
         assert f"this run, last epoch (epoch 4)</td><td>{scores}</td>{cells}" in text
     assert "ce &lt;1&gt;, last epoch" in text and "ce <1>" not in text
     for said in (

@@ -97,7 +97,7 @@ def test_what_a_run_leaves(trained):
         else:
             assert math.isnan(sizes[0]) and math.isnan(sizes[1])
     assert set(rows(trained, "evaluations")[0]) == {"step", "epoch"} | {
-        f"{metric} {scores}" for metric in ("AP50", "AP50-11", "AP") for scores in ("odds", "softmax")
+        f"{metric} {scores}" for metric in ("AP50", "AP50-11", "AP", "AP75") for scores in ("odds", "softmax")
     }
     assert set(json.loads((trained / "classes.json").read_text())["odds"]["AP50"]) == set(scenes.NAMES)
     assert (trained / "report.html").is_file()
@@ -114,7 +114,7 @@ def test_cross_entropy_in_the_same_loop(root, tmp_path):
 
 
 def test_gradient_sizes_are_measured_right(root):
-    _, config = recipes.load("voc", [*SMALL, f"data.root={root}", "loss.weight=1e-6"])
+    _, config = recipes.load("voc", [*SMALL, f"data.root={root}", "loss.ranking_weight=1e-6"])
     task = DetectionTask(config, torch.device("cpu"))
     task.network.train()
     task.loss.train()
@@ -328,18 +328,18 @@ def test_settings_that_do_not_fit(root):
         recipes.load("voc", ["loss.form=logap"])
 
 
-@pytest.mark.parametrize("name", ["voc", "voc07", "voc0712"])
+@pytest.mark.parametrize("name", ["voc", "voc07", "voc0712", "coco"])
 def test_recipes_are_valid(name):
     _, config = recipes.load(name)
     assert isinstance(config, Config)
     assert config.data.name == name
     assert config.scoring() == RegionLoss(**config.loss.options()).scores == "softmax"
     _, alone = recipes.load(name, ["loss.cross_entropy=0"])
-    assert alone.scoring() == RegionLoss(**alone.loss.options()).scores == alone.loss.rank
+    assert alone.scoring() == RegionLoss(**alone.loss.options()).scores == alone.loss.ranked
     assert recipes.load(name, ["loss=cross_entropy"])[1].scoring() == "softmax"
     assert recipes.load(name, ["scores=odds"])[1].scoring() == "odds"
-    assert recipes.load(name, ["loss.rank=logits"])[1].scorings() == ("softmax", "odds", "logits")
-    assert recipes.load(name, ["loss=cross_entropy", "loss.rank=logits"])[1].scorings() == ("softmax", "odds")
+    assert recipes.load(name, ["loss.ranked=logits"])[1].scorings() == ("softmax", "odds", "logits")
+    assert recipes.load(name, ["loss=cross_entropy", "loss.ranked=logits"])[1].scorings() == ("softmax", "odds")
 
 
 def test_frozen_norms_are_torchvisions():
@@ -452,11 +452,25 @@ def test_settings_of_a_detector_that_do_not_fit_each_other():
 
 
 def test_recipes_and_loss_have_the_same_defaults():
-    for name in ("voc", "voc07", "voc0712"):
+    for name in ("voc", "voc07", "voc0712", "coco"):
         loss = recipes.load(name)[1].loss
-        assert {**loss.options(), "lam": 0.5} == {**Loss().options(), "lam": 0.5}
+        assert loss.options() == Loss().options()
     given = inspect.signature(RegionLoss).parameters
     assert {key: given[key].default for key in Loss().options()} == Loss().options()
+
+
+def test_settings_that_an_older_version_saved():
+    _, config = recipes.load("voc")
+    settings = config.model_dump(mode="json")
+    loss = settings["loss"]
+    old = {**loss, "rank": loss.pop("ranked"), "weight": 0.7, "lam": None}
+    del old["ranking_weight"]
+    _, again = recipes.checked({**settings, "loss": old}, saved=True)
+    assert again == config.model_copy(update={"loss": config.loss.model_copy(update={"ranking_weight": 0.7})})
+    _, window = recipes.checked({**settings, "loss": {**old, "window": 2.0}}, saved=True)
+    assert (window.loss.lam, window.loss.window) == (None, 2.0)
+    with pytest.raises(UserError, match=r"^loss\.rank: unknown setting, did you mean 'ranked'\?"):
+        recipes.checked({**settings, "loss": {**old}})
 
 
 def test_how_much_longer_steps_are():

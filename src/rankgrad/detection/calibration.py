@@ -83,11 +83,11 @@ def calibrate(model: Model) -> Model:
     """
     loss = ranking_loss(model)
     layer = getattr(model.roi_heads.box_predictor, "cls_score", None)  # type: ignore[union-attr]
-    if not isinstance(loss, RegionLoss) or loss.rank not in ("odds", "logits"):
+    if not isinstance(loss, RegionLoss) or loss.ranked not in ("odds", "logits"):
         raise _check.fail("model", "a model whose RegionLoss ranks odds or logits", model)
     scored: str = model.roi_heads.region_scores  # type: ignore[union-attr, assignment]
-    if scored != loss.rank:
-        raise _check.fail("model", f"a model scored by what its loss ranks, {loss.rank!r}", scored)
+    if scored != loss.ranked:
+        raise _check.fail("model", f"a model scored by what its loss ranks, {loss.ranked!r}", scored)
     if not isinstance(layer, nn.Linear):
         raise _check.fail("model", "a box predictor with a linear cls_score", model)
     scores, relevance, mask = loss.ranking.memory.candidates()
@@ -95,7 +95,7 @@ def calibrate(model: Model) -> Model:
         raise _check.fail("model", "a memory with regions: train with memory > 0 first", model)
     slope, offset = fit_scale(scores[mask], relevance[mask])
     for values in (layer.weight, layer.bias):
-        if loss.rank == "odds":
+        if loss.ranked == "odds":
             values[1:] -= values[:1].clone()
         values[1:] *= slope
         values[0] = 0

@@ -71,12 +71,12 @@ def class_scores(class_logits: Tensor, scores: str) -> Tensor:
 class RegionLoss(nn.Module):
     r"""Ranking loss for the region classifier of a detector, blended with cross entropy.
 
-    ``cross_entropy`` times the cross entropy plus ``weight`` times :class:`rankgrad.ClassRankingLoss` on the
-    log-odds of the classes: for each class a list of all regions, and one list of all (region, class) pairs;
+    ``cross_entropy`` times the cross entropy plus ``ranking_weight`` times :class:`rankgrad.ClassRankingLoss` on
+    the log-odds of the classes: for each class a list of all regions, and one list of all (region, class) pairs;
     a background region is relevant to nothing. The paper's form is
-    ``RegionLoss(form="ap", rank="logits", weight=1, cross_entropy=0)``. From random weights a linear classifier
-    stands still with it, and a detector ends five points behind: AP's slope vanishes where ranks are bad
-    (``rankgrad figure cold-start`` shows it). The log form has a slope from the start; cross entropy gives the
+    ``RegionLoss(form="ap", ranked="logits", ranking_weight=1, cross_entropy=0)``. From random weights a linear
+    classifier stands still with it, and a detector ends five points behind: AP's slope vanishes where ranks are
+    bad (``rankgrad figure cold-start`` shows it). The log form has a slope from the start; cross entropy gives the
     scores a scale that a threshold can use. With the default weight both together have twice the gradient of cross
     entropy alone in the first steps, 1.2 times in the last; at weight 1 it is four to seven times in the first,
     and the gain is lost (benchmarks/results, voc-choose).
@@ -86,15 +86,15 @@ class RegionLoss(nn.Module):
 
     Args:
         form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.
-        rank: What is ranked; see :func:`class_log_odds`. Without cross entropy it is also the right score at test
-            time. Beside it softmax is: ranked odds score better early in training (on VOC's val images, after 5
-            epochs, an AP50 of 63.2 against 62.2) and worse at its end (65.6 against 66.6 after 12).
-        weight: Of the ranking loss.
+        ranked: What is ranked; see :func:`class_log_odds`. Without cross entropy it is also the right score at
+            test time. Beside it softmax is: ranked odds score better early in training (on VOC's val images, after
+            5 epochs, an AP50 of 63.2 against 62.2) and worse at its end (65.6 against 66.6 after 12).
+        ranking_weight: Of the ranking loss.
         cross_entropy: Weight of the cross entropy; 0 leaves it out.
         lam, margin, memory, map_weight, pooled_weight, distributed, window: As in
-            :class:`rankgrad.ClassRankingLoss`. With ``distributed`` the lists are over the regions of all
-            processes; the cross entropy stays each process's own mean, as in torchvision, and
-            DistributedDataParallel averages it.
+            :class:`rankgrad.ClassRankingLoss`; ``lam=None`` makes room for a window, or for the automatic reach.
+            With ``distributed`` the lists are over the regions of all processes; the cross entropy stays each
+            process's own mean, as in torchvision, and DistributedDataParallel averages it.
 
     Example:
         >>> from rankgrad.detection import RegionLoss
@@ -107,10 +107,10 @@ class RegionLoss(nn.Module):
         self,
         *,
         form: str = "log_ap",
-        rank: str = "odds",
-        weight: float = 0.3,
+        ranked: str = "odds",
+        ranking_weight: float = 0.3,
         cross_entropy: float = 1.0,
-        lam: float | None = None,
+        lam: float | None = 0.5,
         margin: float = 0.15,
         memory: int = 7,
         map_weight: float = 2,
@@ -119,8 +119,8 @@ class RegionLoss(nn.Module):
         window: float | None = None,
     ) -> None:
         super().__init__()
-        self.rank = _check.one_of("rank", rank, SCORES)
-        self.weight = _check.positive("weight", weight)
+        self.ranked = _check.one_of("ranked", ranked, SCORES)
+        self.ranking_weight = _check.positive("ranking_weight", ranking_weight)
         self.cross_entropy = _check.non_negative("cross_entropy", cross_entropy)
         self.ranking = ClassRankingLoss(
             lam=lam,
@@ -136,7 +136,7 @@ class RegionLoss(nn.Module):
     @property
     def scores(self) -> str:
         """What scores a detection at test time: softmax where cross entropy trains it too, else what is ranked."""
-        return "softmax" if self.cross_entropy else self.rank
+        return "softmax" if self.cross_entropy else self.ranked
 
     def forward(self, class_logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of the regions of a batch.
@@ -152,8 +152,8 @@ class RegionLoss(nn.Module):
             logits = class_logits if class_logits.dtype == torch.float64 else class_logits.float()
             classes = torch.arange(1, logits.shape[1], device=logits.device)
             relevance = labels.unsqueeze(1) == classes
-            ranked = class_log_odds(logits, self.rank)
-            loss: Tensor = self.weight * self.ranking(
+            ranked = class_log_odds(logits, self.ranked)
+            loss: Tensor = self.ranking_weight * self.ranking(
                 ranked, relevance, None if mask is None else mask.unsqueeze(1)
             )
             if self.cross_entropy:
@@ -165,7 +165,7 @@ class RegionLoss(nn.Module):
         self.ranking.reset()
 
     def extra_repr(self) -> str:
-        return f"rank={self.rank!r}, weight={self.weight}, cross_entropy={self.cross_entropy}"
+        return f"ranked={self.ranked!r}, ranking_weight={self.ranking_weight}, cross_entropy={self.cross_entropy}"
 
 
 def padded(class_logits: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:

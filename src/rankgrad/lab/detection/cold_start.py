@@ -24,11 +24,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def _alone(form: str, weight: float = 1.0) -> Callable[[int], Loss]:
-    return lambda memory: RegionLoss(form=form, rank="logits", cross_entropy=0, weight=weight, memory=memory)
+    return lambda memory: RegionLoss(
+        form=form, ranked="logits", cross_entropy=0, ranking_weight=weight, memory=memory
+    )
 
 
 def _beside(form: str) -> Callable[[int], Loss]:
-    return lambda memory: RegionLoss(form=form, rank="odds", weight=1.0, memory=memory)
+    return lambda memory: RegionLoss(form=form, ranked="odds", ranking_weight=1.0, memory=memory)
 
 
 #: What is compared: name -> a function of the memory's size that makes the loss of (class logits, labels).

@@ -12,14 +12,14 @@ from rankgrad.lab.training.config import Count, NonNegative, Positive, RunConfig
 class Data(Section):
     """Which images and boxes, and how they are read."""
 
-    name: Literal["voc07", "voc0712", "voc"]
+    name: Literal["voc07", "voc0712", "voc", "coco"]
     root: str | None = None
     counts: Literal["protocol", "any"] = "protocol"  # refuse a data set of another size than the official one
     broken: Literal["refuse", "skip"] = "refuse"  # files that are missing or cannot be read
     cache: Literal["ram", "device", "none"] = "ram"  # where decoded images stay
     workers: Count = 8  # threads that decode
-    train: str = "trainval"  # voc: the list in ImageSets/Main to train on
-    test: str = "test"  # voc: the list to test on
+    train: str = "trainval"  # voc: the list in ImageSets/Main to train on; coco: how the annotations' name begins
+    test: str = "test"  # the same to test on
     test_limit: Annotated[int, Field(ge=0)] = 0  # test on the first so many images only; 0: all
 
 
@@ -65,10 +65,10 @@ class Loss(Section):
 
     name: Literal["ranking", "cross_entropy"] = "ranking"
     form: Literal["ap", "log_ap", "log", "loglog"] = "log_ap"
-    rank: Literal["odds", "softmax", "logits"] = "odds"
-    weight: Positive = 0.3
+    ranked: Literal["odds", "softmax", "logits"] = "odds"
+    ranking_weight: Positive = 0.3
     cross_entropy: NonNegative = 1.0
-    lam: Positive | None = None  # with neither it nor a window: taken from the spread of the scores
+    lam: Positive | None = 0.5  # null without a window: taken from the spread of the scores
     window: Positive | None = None
     margin: NonNegative = 0.15
     memory: Annotated[int, Field(ge=0)] = 7
@@ -98,6 +98,18 @@ class Config(RunConfig):
     scores: Literal["auto", "odds", "softmax", "logits"] = "auto"  # which scores choose the best checkpoint
     target: NonNegative | None = None  # AP50 to expect, for the report
 
+    @classmethod
+    def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Before 0.2 ``loss.ranked`` was ``rank``, ``loss.ranking_weight`` ``weight``, and no lambda was 0.5."""
+        loss = settings.get("loss")
+        if not isinstance(loss, dict) or "rank" not in loss:
+            return settings
+        new = {"rank": "ranked", "weight": "ranking_weight"}
+        loss = {new.get(key, key): value for key, value in loss.items()}
+        if loss.get("lam") is None and loss.get("window") is None:
+            loss["lam"] = 0.5
+        return {**settings, "loss": loss}
+
     @model_validator(mode="after")
     def _fits(self) -> Config:
         if self.compile:
@@ -110,14 +122,18 @@ class Config(RunConfig):
             raise ValueError("loss.map_weight, loss.pooled_weight: one of them must be > 0, received 0 and 0")
         return self
 
+    def protocol(self) -> str:
+        """Whose average precisions are told: ``"coco"`` or ``"voc"``."""
+        return "coco" if self.data.name == "coco" else "voc"
+
     def scoring(self) -> str:
         """The scores that count: softmax where cross entropy is in the loss, else what is ranked."""
         if self.scores != "auto":
             return self.scores
         alone = self.loss.name == "ranking" and not self.loss.cross_entropy
-        return self.loss.rank if alone else "softmax"
+        return self.loss.ranked if alone else "softmax"
 
     def scorings(self) -> tuple[str, ...]:
         """Every run is judged with softmax scores and with odds, and with what it ranks."""
-        ranked = [self.loss.rank] if self.loss.name == "ranking" else []
+        ranked = [self.loss.ranked] if self.loss.name == "ranking" else []
         return tuple(dict.fromkeys([self.scoring(), "softmax", "odds", *ranked]))

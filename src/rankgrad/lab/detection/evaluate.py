@@ -3,8 +3,9 @@
 All detections of a class, best first. VOC: a detection belongs to the object of its class that it overlaps
 most; the first one of an object with IoU >= 0.5 is right, every other one is wrong; one that belongs to a
 difficult object is neither. COCO: a detection takes the object that it overlaps most among those not yet taken,
-at each of ten thresholds; difficult objects are COCO's ignored ones. Boxes are edges, areas are plain products
-(see ``data.py`` for the devkit's + 1).
+at each of ten thresholds; difficult objects are COCO's ignored ones. In COCO's own data these are crowds, which
+a detection overlaps by its share inside of the crowd. Boxes are edges, areas are plain products (see ``voc.py``
+for the devkit's + 1).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankgrad.lab.detection.data import Objects
-from rankgrad.lab.detection.matching import iou
+from rankgrad.detection.boxes import iou
+from rankgrad.lab.detection.matching import shares
+from rankgrad.lab.detection.scenes import Objects
 
 THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 
@@ -32,6 +34,7 @@ class DetectionMetrics:
         coco: COCO, ``[10, classes]``, 101 points, IoU 0.5 ... 0.95.
         outcomes: For each image ``[D]``: 1 right, 0 wrong, -1 neither, of its detections by VOC's rule.
         threshold: The score from which on detections of all classes together have the best F1.
+        protocol: Whose AP50 is told: ``"voc"`` (area and 11 points) or ``"coco"`` (101 points).
     """
 
     area: Tensor
@@ -39,14 +42,18 @@ class DetectionMetrics:
     coco: Tensor
     outcomes: tuple[Tensor, ...]
     threshold: float
+    protocol: str = "voc"
+
+    def by_class(self) -> dict[str, Tensor]:
+        """The average precisions that are told, ``[classes]`` each."""
+        at75 = self.coco[THRESHOLDS.index(0.75)]
+        if self.protocol == "coco":
+            return {"AP": self.coco.mean(0), "AP50": self.coco[0], "AP75": at75}
+        return {"AP50": self.area, "AP50-11": self.eleven, "AP": self.coco.mean(0), "AP75": at75}
 
     def summary(self, suffix: str) -> dict[str, float]:
         """Means over the classes in percent."""
-        return {
-            f"AP50 {suffix}": 100 * float(self.area.nanmean()),
-            f"AP50-11 {suffix}": 100 * float(self.eleven.nanmean()),
-            f"AP {suffix}": 100 * float(self.coco.nanmean()),
-        }
+        return {f"{name} {suffix}": 100 * float(values.nanmean()) for name, values in self.by_class().items()}
 
 
 class _Table:
@@ -152,7 +159,7 @@ def coco_points(precision: Tensor, recall: Tensor) -> Tensor:
 
 
 def evaluate(
-    detections: Sequence[dict[str, Tensor]], objects: Sequence[Objects], classes: int
+    detections: Sequence[dict[str, Tensor]], objects: Sequence[Objects], classes: int, protocol: str = "voc"
 ) -> DetectionMetrics:
     """Average precision of each class.
 
@@ -160,6 +167,7 @@ def evaluate(
         detections: ``boxes [D, 4]``, ``labels [D]`` (from 1) and ``scores [D]`` of each image.
         objects: What each image shows.
         classes: How many classes there are.
+        protocol: ``"coco"``: difficult objects are crowds, and the numbers pycocotools'.
     """
     if len(detections) != len(objects):
         raise ValueError(f"detections: expected those of {len(objects)} images, received {len(detections)}")
@@ -175,6 +183,9 @@ def evaluate(
     rows = table.row_of[image * classes + label]
     overlap = iou(boxes.unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
     voc, voc_neither = _voc_hits(overlap, rows, table, 0.5)
+    if protocol == "coco":
+        crowds = shares(boxes.unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
+        overlap = torch.where(table.difficult[rows], crowds, overlap)
     coco, coco_neither = _coco_hits(overlap, rows, table)
 
     area, eleven = (torch.full((classes,), torch.nan, dtype=torch.float64) for _ in range(2))
@@ -193,7 +204,7 @@ def evaluate(
     outcomes = torch.empty(len(order), dtype=torch.int8)
     outcomes[order] = voc.to(torch.int8) - voc_neither.to(torch.int8)
     threshold = _best_threshold(scores, outcomes, int(table.positives.sum()))
-    return DetectionMetrics(area, eleven, levels, outcomes.split(counts.tolist()), threshold)
+    return DetectionMetrics(area, eleven, levels, outcomes.split(counts.tolist()), threshold, protocol)
 
 
 def _best_threshold(scores: Tensor, outcomes: Tensor, positives: int) -> float:

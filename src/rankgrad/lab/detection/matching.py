@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rankgrad.detection.boxes import areas, iou
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -35,13 +37,10 @@ class Truth:
         return Truth(padded, pad_sequence(labels, batch_first=True), exists)
 
 
-def iou(boxes: Tensor, others: Tensor) -> Tensor:
-    """Intersection over union of boxes ``[..., 4]`` with others, broadcast (``box_iou`` takes no batch)."""
-    sides = torch.minimum(boxes[..., 2:], others[..., 2:]) - torch.maximum(boxes[..., :2], others[..., :2])
-    sides = sides.clamp(min=0)
-    inside = sides[..., 0] * sides[..., 1]
-    areas = [(b[..., 2] - b[..., 0]) * (b[..., 3] - b[..., 1]) for b in (boxes, others)]
-    return inside / (areas[0] + areas[1] - inside).clamp(min=1e-12)  # two boxes without an area share nothing
+def shares(boxes: Tensor, others: Tensor) -> Tensor:
+    """How much of boxes ``[..., 4]`` is inside of others, broadcast; 0 of a box without an area."""
+    inside, area, _ = areas(boxes, others)
+    return inside / area.clamp(min=1e-12)
 
 
 def overlaps(truth: Truth, boxes: Tensor) -> Tensor:

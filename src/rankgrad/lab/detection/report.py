@@ -24,7 +24,7 @@ from rankgrad.lab.training.log import read_table
 from rankgrad.lab.vision.images import Store
 
 _SHOWN, _SIDE = 8, 320
-_METRICS = ("AP50", "AP50-11", "AP")
+_METRICS = {"voc": ("AP50", "AP50-11", "AP", "AP75"), "coco": ("AP", "AP50", "AP75")}
 
 _STYLE = """<style>
 .scene { display: flex; flex-wrap: wrap; gap: 12px; margin: 10px 0 16px; }
@@ -71,8 +71,7 @@ def write_examples(
     """
     table = {
         name: {
-            metric: dict(zip(classes, _percent(values), strict=True))
-            for metric, values in zip(_METRICS, (one.area, one.eleven, one.coco.mean(0)), strict=True)
+            metric: dict(zip(classes, _percent(values), strict=True)) for metric, values in one.by_class().items()
         }
         for name, one in metrics.items()
     }
@@ -229,11 +228,12 @@ def _json(path: Path) -> Any:
 
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     """AP of this run and others, both ways of scoring, with the paper's rows."""
-    header, cells, own = ["loss", "scores", *_METRICS], [], []
+    told = _METRICS[config.protocol()]
+    header, cells, own = ["loss", "scores", *told], [], []
     paper = TABLE.get((config.data.name, config.model.backbone))
     if paper is not None:
         for name, value in zip(("paper, cross entropy", "paper, RaMBO"), paper, strict=True):
-            cells.append([name, "", value, None, None])
+            cells.append([name, "", value, *[None] * (len(told) - 1)])
     for folder in (*beside, run):
         result = _json(folder / "result.json") or {}
         for which, label in (("best", "best evaluation"), ("last", "last epoch")):
@@ -243,15 +243,18 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
                     own += [len(cells)] if folder == run else []
                     whose = "this run" if folder == run else _called(folder)
                     name = f"{whose}, {label} (epoch {row['epoch']:.0f})"
-                    cells.append([name, scores, *(row.get(f"{m} {scores}") for m in _METRICS)])
+                    cells.append([name, scores, *(row.get(f"{m} {scores}") for m in told)])
     note = (
-        "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points, AP the mean "
-        "over IoU 0.5 to 0.95. Scores: softmax probabilities, or the odds of a class against the background."
+        "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points; AP75 at IoU "
+        "0.75 and AP, the mean over IoU 0.5 to 0.95, are COCO's."
+        if config.protocol() == "voc"
+        else "COCO's numbers: AP is the mean over IoU 0.5 to 0.95, AP50 and AP75 are at IoU 0.5 and 0.75."
     )
+    note += " Scores: softmax probabilities, or the odds of a class against the background."
     if paper is not None:
         note += " The paper's rows: mmdetection, mean of three restarts."
     if config.target is not None:
-        note += f" The recipe expects AP50 of about {config.target:g}."
+        note += f" The recipe expects {told[0]} of about {config.target:g}."
     if config.data.counts == "any" and paper is not None:
         note += " The size of the data set was not checked: the rows may not compare."
     return page.table(header, cells, own=own) + f"<p>{escape(note)}</p>"

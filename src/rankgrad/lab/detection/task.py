@@ -20,8 +20,8 @@ from rankgrad.detection.region_loss import RegionLoss
 from rankgrad.lab.detection import data, model
 from rankgrad.lab.detection.batches import AspectSampler, canvas, place_boxes
 from rankgrad.lab.detection.config import Config, Data
-from rankgrad.lab.detection.data import Objects, Scenes
 from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
+from rankgrad.lab.detection.scenes import Objects, Scenes
 from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.task import Task
@@ -164,14 +164,14 @@ class DetectionTask(Task):
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.headline = f"AP50 {config.scoring()}"
+        self.headline = f"{'AP' if config.protocol() == 'coco' else 'AP50'} {config.scoring()}"
         if config.batch.size % distributed.count():
             several = f"a multiple of the {distributed.count()} processes"
             raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
         train, self.test, self.classes = read_sources(config.data, device)
         assert train is not None
         self.source = train
-        self.objects = [_without_difficult(objects) for objects in train.scenes.objects]
+        self.objects = [_to_train_on(objects) for objects in train.scenes.objects]
         try:
             self.sampler = AspectSampler(train.ratios(), size=config.batch.size, seed=config.seed)
         except ValueError as error:
@@ -255,12 +255,13 @@ class DetectionTask(Task):
         if self._measured is not None and all(torch.equal(weights[n], v) for n, v in self._measured[0].items()):
             return self._measured[1:]  # the best weights are often those just measured
         found = detect(self.network, self.test, self.config)
-        metrics = {s: evaluate(f, self.test.scenes.objects, len(self.classes)) for s, f in found.items()}
+        objects, protocol = self.test.scenes.objects, self.config.protocol()
+        metrics = {s: evaluate(f, objects, len(self.classes), protocol) for s, f in found.items()}
         self._measured = (weights, found, metrics)
         return found, metrics
 
     def evaluate(self) -> dict[str, float]:
-        """AP50 (area, 11 points) and COCO's AP in percent, for each way of scoring."""
+        """AP50, AP75 and AP over thresholds in percent, for each way of scoring."""
         return {k: v for scores, one in self.measure()[1].items() for k, v in one.summary(scores).items()}
 
     def metadata(self) -> dict[str, Any]:
@@ -279,7 +280,7 @@ class DetectionTask(Task):
     def listing(cls) -> dict[str, dict[str, str]]:
         """Losses and data sets, a line each."""
         losses = {
-            "ranking": "mAP and pooled AP of the regions' class scores beside cross entropy; form, rank, ...",
+            "ranking": "mAP and pooled AP of the regions' class scores beside cross entropy; form, ranked, ...",
             "cross_entropy": "torchvision's own",
         }
         return {"loss": losses, "data set": dict(data.READERS)}
@@ -296,7 +297,8 @@ class DetectionTask(Task):
         _, source, classes = read_sources(config.data, device, tuple(notes["classes"]))
         with log.progress("detecting", len(source.scenes), 0, show=True) as bar:
             found = detect(network, source, config, bar.advance)
-        metrics = {scores: evaluate(f, source.scenes.objects, len(classes)) for scores, f in found.items()}
+        objects, protocol = source.scenes.objects, config.protocol()
+        metrics = {scores: evaluate(f, objects, len(classes), protocol) for scores, f in found.items()}
         return {key: value for scores, one in metrics.items() for key, value in one.summary(scores).items()}
 
     @classmethod
@@ -307,6 +309,7 @@ class DetectionTask(Task):
         return sections(run, config, beside)
 
 
-def _without_difficult(objects: Objects) -> Objects:
-    kept = ~objects.difficult
+def _to_train_on(objects: Objects) -> Objects:
+    """The objects that are not difficult and have an area."""
+    kept = ~objects.difficult & (objects.boxes[:, 2:] > objects.boxes[:, :2]).all(1)
     return Objects(objects.boxes[kept], objects.labels[kept], objects.difficult[kept])

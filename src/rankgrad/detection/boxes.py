@@ -1,0 +1,80 @@
+"""What a detector says about boxes: how well each region's decoded box fits its object, and a loss for it.
+
+Boxes are edges (left, top, right, bottom). torchvision's regression targets of a sampled region decode to its
+object's box, so that regions, labels and targets are all that is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankgrad.detection.region_loss import class_scores
+
+
+def areas(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Area of the intersection, and of each of the two, of boxes ``[..., 4]``, broadcast."""
+    sides = torch.minimum(boxes[..., 2:], others[..., 2:]) - torch.maximum(boxes[..., :2], others[..., :2])
+    sides = sides.clamp(min=0)
+    each = [(b[..., 2] - b[..., 0]) * (b[..., 3] - b[..., 1]) for b in (boxes, others)]
+    return sides[..., 0] * sides[..., 1], each[0], each[1]
+
+
+def iou(boxes: Tensor, others: Tensor) -> Tensor:
+    """Intersection over union of boxes ``[..., 4]`` with others, broadcast (``box_iou`` takes no batch)."""
+    inside, first, second = areas(boxes, others)
+    return inside / (first + second - inside).clamp(min=1e-12)  # two boxes without an area share nothing
+
+
+def decoded(
+    coder: Any, box_regression: Tensor, regions: Sequence[Tensor], labels: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The box that each region has for the class of its label, and the box of its object, ``[regions, 4]`` both.
+
+    Of a background region both mean nothing.
+
+    Args:
+        coder: torchvision's ``BoxCoder``.
+        box_regression: ``[regions, 4 (1 + classes)]``, as a box predictor says.
+        regions: Boxes of each image.
+        labels: ``[regions]`` int64, 0 is background.
+        targets: ``[regions, 4]``: the objects, encoded by the same coder.
+    """
+    boxes = torch.cat(list(regions)).float()
+    own = box_regression.float().unflatten(1, (-1, 4))[torch.arange(len(labels), device=labels.device), labels]
+    return coder.decode_single(own, boxes), coder.decode_single(targets.float(), boxes)
+
+
+def giou_loss(
+    boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | None = None, *, weight: float = 1.0
+) -> Tensor:
+    r"""``weight`` times the sum over foreground regions of :math:`1 - \mathrm{GIoU}`, over the number of regions.
+
+    The same division as in torchvision's smooth L1 loss of boxes. mmdetection's Faster R-CNN has a weight of 10.
+
+    Args:
+        boxes: ``[regions, 4]``, decoded.
+        objects: ``[regions, 4]``.
+        labels: ``[regions]`` int64; 0, the background, does not count.
+        weights: ``[regions]`` >= 0, e.g. class scores: detached, and divided by their mean over the foreground.
+    """
+    from torchvision.ops import generalized_box_iou_loss
+
+    front = labels > 0
+    # where there is no object any box will do: it is left out of the sum, and 0 * NaN must not come in
+    here = torch.where(front.unsqueeze(1), boxes, objects)
+    each: Tensor = generalized_box_iou_loss(here, objects).where(front, 0)
+    if weights is not None:
+        weights = weights.detach().where(front, 0)
+        each = each * weights * (front.sum() / weights.sum().clamp(min=1e-12))
+    return weight * each.sum() / max(len(labels), 1)
+
+
+def own_scores(class_logits: Tensor, labels: Tensor, scores: str) -> Tensor:
+    """``[regions]``: the score of each region for the class of its label, detached; 0 for background."""
+    found = class_scores(class_logits.detach().float(), scores)
+    chosen = found.gather(1, (labels - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    return chosen.where(labels > 0, 0)

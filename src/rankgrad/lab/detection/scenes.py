@@ -1,0 +1,112 @@
+"""Images with their objects, whatever layout they were read from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankgrad.lab.training.config import nearest
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What an image shows.
+
+    Args:
+        boxes: ``[G, 4]`` float32, left, top, right, bottom in pixels.
+        labels: ``[G]`` int64, from 1.
+        difficult: ``[G]`` bool: left out of training, neither right nor wrong in evaluation (COCO: ``iscrowd``).
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    difficult: Tensor
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Images of one split with their objects, and the (width, height) that an annotation says.
+
+    Where it says none it is the image's own, and inf where that cannot be read.
+    """
+
+    sources: list[Path]
+    names: list[str]
+    objects: list[Objects]
+    sizes: list[tuple[float, float]]
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def take(self, rows: Tensor) -> Scenes:
+        """Some of the images."""
+        kept = rows.tolist()
+        return Scenes(
+            [self.sources[i] for i in kept],
+            [self.names[i] for i in kept],
+            [self.objects[i] for i in kept],
+            [self.sizes[i] for i in kept],
+        )
+
+
+@dataclass(frozen=True)
+class SceneSplits:
+    """Images to train (if wanted) and to test on; label c is ``classes[c - 1]``."""
+
+    train: Scenes | None
+    test: Scenes
+    classes: tuple[str, ...]
+    faults: tuple[str, ...] = ()
+
+
+class Annotation(NamedTuple):
+    """What a file says: (class, box as edges, difficult) of each object, and the image's (width, height)."""
+
+    objects: list[tuple[str, list[float], bool]]
+    size: tuple[float, float]
+
+
+#: Image, name, and annotation (or what is wrong with it).
+Row = tuple[Path, str, Annotation | str]
+
+
+def size_of(image: Path) -> tuple[float, float]:
+    """Width and height of an image from its head; infinite where it cannot be read (which is told later)."""
+    from PIL import Image
+
+    try:
+        with Image.open(image) as file:
+            return float(file.width), float(file.height)
+    except Exception:  # Pillow raises many kinds
+        return torch.inf, torch.inf
+
+
+def scenes_of(rows: Iterable[Row], classes: tuple[str, ...], faults: list[str]) -> Scenes:
+    """The rows that can be used; what is wrong with the others is added to ``faults``."""
+    number = {name: i for i, name in enumerate(classes, 1)}
+    scenes = Scenes([], [], [], [])
+    for source, name, annotation in rows:
+        if isinstance(annotation, str):
+            faults.append(annotation)
+            continue
+        objects = annotation.objects
+        unknown = sorted({kind for kind, _, _ in objects if kind not in number})
+        if unknown:
+            faults.append(f"{name}: unknown class {unknown[0]!r}{nearest(unknown[0], number)}")
+            continue
+        scenes.sources.append(source)
+        scenes.names.append(name)
+        scenes.sizes.append(annotation.size)
+        scenes.objects.append(
+            Objects(
+                torch.tensor([box for _, box, _ in objects], dtype=torch.float32).reshape(-1, 4),
+                torch.tensor([number[kind] for kind, _, _ in objects], dtype=torch.int64),
+                torch.tensor([hard for *_, hard in objects], dtype=torch.bool),
+            )
+        )
+    return scenes
