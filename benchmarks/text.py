@@ -52,9 +52,12 @@ CLASSES = [
     tries("BatchHardSoftMarginTriplet", [5e-5, 2e-5, 1e-4, 2e-4, 1e-5, 5e-4], [{}], per_class=8),
 ]
 GRADED = [
-    tries("rankgrad Spearman", RATES, [{"lam": 1.0}, {"lam": 3.0}], batch=64),
-    tries("CoSENT", RATES, [{"scale": 20.0}, {"scale": 40.0}], batch=64),
-    tries("CosineSimilarity", [5e-5, 2e-5, 1e-4, 2e-4, 1e-5, 5e-4], [{}], batch=64),
+    tries(method, RATES, [options], batch=64) + tries(method, RATES, [options], batch=256)
+    for method, options in (
+        ("rankgrad Spearman", {"lam": 0.3}),
+        ("CoSENT", {"scale": 20.0}),
+        ("CosineSimilarity", {}),
+    )
 ]
 
 
@@ -88,7 +91,11 @@ def search(
         task, one, at = futures[future]
         if future.cancelled():
             continue
-        value, step = max((point[task.measure], int(point["step"])) for point in future.result()[1:])
+        try:
+            value, step = max((point[task.measure], int(point["step"])) for point in future.result()[1:])
+        except Exception as error:  # a setting that fails is one that is not chosen
+            print(f"FAILED  {one.method}: {one}: {type(error).__name__}: {error}", flush=True)
+            value, step = -1.0, 0
         found[one.method][at] = (value, step, one)
         print(f"choose  {one.method}: {one}: {task.measure} {value:.2f} at step {step}", flush=True)
         if time.monotonic() > until:
@@ -98,7 +105,7 @@ def search(
     if not tried:
         raise SystemExit("text: not one setting of every method ended within --seconds")
     chosen = {name: max((values[at] for at in range(tried)), key=lambda v: v[0]) for name, values in found.items()}
-    return {name: (*best, tried) for name, best in chosen.items()}
+    return {name: (*best, tried) for name, best in chosen.items() if best[1]}
 
 
 @dataclass
@@ -121,8 +128,7 @@ def table(task: Task, chosen: dict[str, Any], finals: dict[str, list[list[dict[s
         f"| none | {' | '.join(f'{first[c]:.1f}' for c in columns)} | 0 | |",
     ]
     tried = 0
-    for settings in task.grid:
-        name = settings[0].method
+    for name in finals:
         _, step, setting, tried = chosen[name]
         cells = []
         for column in columns:
@@ -167,6 +173,7 @@ def main() -> None:
             for seed in range(args.seeds)
             for task in tasks.values()
             for name in (settings[0].method for settings in task.grid)
+            if name in chosen
         }
         finals: dict[str, list[Any]] = {}
         for future in as_completed(futures):
@@ -184,7 +191,8 @@ def main() -> None:
         f"deviation of {args.seeds} seeds on the test part.",
     ]
     for task in tasks.values():
-        lines += table(task, chosen, {s[0].method: finals[s[0].method] for s in task.grid})
+        names = [settings[0].method for settings in task.grid if settings[0].method in finals]
+        lines += table(task, chosen, {name: finals[name] for name in names})
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "table.md").write_text("\n".join([*lines, ""]))
     record = {

@@ -671,7 +671,7 @@ def test_without_torchvision():
         "except ModuleNotFoundError as error: print(error)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown == "torchvision is not installed: pip install 'rankgrad[detection]'\n"
+    assert shown == "torchvision is not installed: pip install torchvision\n"
 
 
 def test_what_is_not_a_detector():

@@ -1,4 +1,4 @@
-"""The adapter for pytorch-metric-learning: our gradients, its miners, reducers, distances, memory and processes."""
+"""The adapter for pytorch-metric-learning: our gradients; its miners, reducers, distances, memory, wrappers."""
 
 from functools import partial
 

@@ -46,7 +46,7 @@ def use_ranking_loss(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torchvision":
             raise
-        told = "torchvision is not installed: pip install 'rankgrad[detection]'"
+        told = "torchvision is not installed: pip install torchvision"
         raise ModuleNotFoundError(told, name="torchvision") from None
     heads = getattr(model, "roi_heads", None)
     if not isinstance(heads, RoIHeads):

@@ -28,7 +28,7 @@ _DENSE = 4  # one relevant item in so many, or more: sort the irrelevant items t
 def _numba_kernels() -> ModuleType | None:
     if importlib.util.find_spec("numba") is None:
         warnings.warn(
-            "rankgrad: Numba is not installed; using the slower sorts of torch (pip install 'rankgrad[fast]')",
+            "rankgrad: Numba is not installed; using the slower sorts of torch (pip install numba)",
             stacklevel=2,
         )
         return None

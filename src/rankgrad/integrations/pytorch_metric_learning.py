@@ -1,4 +1,4 @@
-"""The losses of this library behind pytorch-metric-learning's base class: miners, reducers, distances, wrappers."""
+"""The losses of this library behind pytorch-metric-learning's base class, with miners, reducers, distances."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ try:
     from pytorch_metric_learning.utils import loss_and_miner_utils as pairs
 except ImportError as error:
     raise ImportError(
-        "rankgrad.integrations.pytorch_metric_learning needs pytorch-metric-learning: pip install 'rankgrad[pml]'"
+        "rankgrad.integrations.pytorch_metric_learning needs that package: pip install pytorch-metric-learning"
     ) from error
 
 
@@ -37,8 +37,8 @@ class RankingLoss(losses.BaseMetricLossFunction):
     Args:
         loss: ``loss(scores, relevance, mask=mask, reduction="none")``: :func:`rankgrad.average_precision_loss`,
             which is the default, ``functools.partial(rankgrad.recall_loss, window=0.1, margin=0.05)``, ...
-        kwargs: ``reducer``, ``distance`` (cosine similarity unless given), ``embedding_regularizer``, ... as in every
-            loss of pytorch-metric-learning.
+        kwargs: ``reducer``, ``distance`` (cosine similarity unless given), ``embedding_regularizer``, ... as in
+            every loss of pytorch-metric-learning.
 
     Example:
         >>> from pytorch_metric_learning import miners
@@ -92,7 +92,7 @@ class RankingLoss(losses.BaseMetricLossFunction):
 
 
 class CrossBatchMemory(losses.CrossBatchMemory):
-    """pytorch-metric-learning's ``CrossBatchMemory``, which has a list of losses by name, for :class:`RankingLoss`.
+    """pytorch-metric-learning's ``CrossBatchMemory``, which has a list of names of losses, for ours.
 
     One list of old and new candidates. The memory of :class:`rankgrad.RecallLoss` keeps the old ones in lists of
     their own, so that embeddings cannot drift away from them.

@@ -18,9 +18,7 @@ from rankgrad import _check, metrics
 try:
     from torchmetrics import Metric
 except ImportError as error:
-    raise ImportError(
-        "rankgrad.integrations.torchmetrics needs torchmetrics: pip install 'rankgrad[torchmetrics]'"
-    ) from error
+    raise ImportError("rankgrad.integrations.torchmetrics needs torchmetrics: pip install torchmetrics") from error
 
 ACTIONS = ("skip", "neg", "pos", "error")
 

@@ -10,7 +10,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "rankgrad.integrations.sentence_transformers needs sentence-transformers 6: "
-        "pip install 'rankgrad[sentence-transformers]'"
+        "pip install 'sentence-transformers[train]>=6'"
     ) from error
 
 from rankgrad.integrations.sentence_transformers.bi_encoder import CachedRankingLoss, RankingLoss
