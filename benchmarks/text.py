@@ -38,18 +38,18 @@ def tries(method: str, rates: list[float], choices: list[dict[str, float | str]]
 
 RATES = [5e-5, 2e-5, 1e-4]
 CLASSES = [
-    tries("rankgrad AP", RATES, [{"window": 0.2, "margin": 0.1}, {"window": 0.1, "margin": 0.05}], per_class=8),
-    tries(
-        "rankgrad recall",
-        RATES,
-        [{"window": 0.2, "margin": 0.1, "weight": "log"}, {"window": 0.1, "margin": 0.05, "weight": "loglog"}],
-        per_class=8,
-    ),
-    tries("rankgrad proxies", RATES, [{"threshold": 0.1}, {"threshold": 0.2}], per_class=8),
+    tries("rankgrad AP", RATES, [{"window": 0.4, "margin": 0.05}], per_class=4, batch=96)
+    + tries("rankgrad AP", RATES, [{}], per_class=8),
+    tries("rankgrad recall", RATES, [{"window": 0.4, "margin": 0.05, "weight": "log"}], per_class=4, batch=96)
+    + tries("rankgrad recall", RATES, [{}], per_class=8),
+    tries("rankgrad proxies", RATES, [{}], per_class=4, batch=96)
+    + tries("rankgrad proxies", RATES, [{}], per_class=8),
     tries("MultipleNegativesRanking", RATES, [{"scale": 20.0}, {"scale": 40.0}]),
     tries("MultipleNegativesRanking, P x K", RATES, [{"scale": 20.0}, {"scale": 40.0}], per_class=2, batch=48),
-    tries("BatchHardTriplet", RATES, [{"margin": 0.2}, {"margin": 0.4}], per_class=8),
-    tries("BatchHardSoftMarginTriplet", [5e-5, 2e-5, 1e-4, 2e-4, 1e-5, 5e-4], [{}], per_class=8),
+    tries("BatchHardTriplet", RATES, [{"margin": 0.2}], per_class=4, batch=96)
+    + tries("BatchHardTriplet", RATES, [{"margin": 0.4}], per_class=8),
+    tries("BatchHardSoftMarginTriplet", RATES, [{}], per_class=4, batch=96)
+    + tries("BatchHardSoftMarginTriplet", RATES, [{}], per_class=8),
 ]
 GRADED = [
     tries(method, RATES, [options], batch=64) + tries(method, RATES, [options], batch=256)

@@ -32,6 +32,7 @@ EXTRAS = {
     "train": [DIGITS, "eval run/best.safetensors", "report run"],
     "figures": ["figure gradients --out figures"],
     "detection": ["import rankgrad.detection as d; d.RegionLoss(); import torchvision"],
+    "text": ["ls"],
     "ranker": ["import lightgbm, pyarrow", "ls"],
     "sentence-transformers": ["from rankgrad.integrations.sentence_transformers import RankingLoss"],
     "torchmetrics": ["from rankgrad.integrations.torchmetrics import NDCG; NDCG(5)"],

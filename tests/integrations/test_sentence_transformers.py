@@ -60,10 +60,10 @@ def inputs(kind):
     grades = torch.tensor([[0, 2], [1, 0], [3, 1], [0, 0], [2, -1], [1, 1], [0, 1], [2, 0]])
     return {
         "classes": ((one,), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), rankgrad.RecallLoss(lam=2.0)),
-        "positives": ((one, two), None, rankgrad.AveragePrecisionLoss(lam=2.0)),
+        "positives": ((one, two), None, rankgrad.AveragePrecisionLoss(lam=2.0, margin=0.05)),
         "negatives": ((one, two, three), None, AP),
         "grades": ((one, two, three), grades, NDCG),
-        "pairs": ((one, two), torch.rand(8, generator=torch.Generator().manual_seed(0)).argsort() + 1, SPEARMAN),
+        "pairs": ((one, two), torch.rand(8, generator=torch.Generator().manual_seed(0)), SPEARMAN),
     }[kind]
 
 

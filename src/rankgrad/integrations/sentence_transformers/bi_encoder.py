@@ -19,7 +19,7 @@ from rankgrad.integrations.sentence_transformers.list_losses import ListLoss, de
 from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.memory import EmbeddingMemory
-from rankgrad.pairs import unit_length
+from rankgrad.pairs import Lookup, unit_length
 
 
 class RankingLoss(nn.Module):
@@ -113,15 +113,13 @@ class RankingLoss(nn.Module):
             raise _check.fail("memory", "0 for columns (query, positive, negatives)", loss.memory.size)
         processes = loss.processes if isinstance(loss, EmbeddingLoss) else Processes(False, None)
         own = processes.numbered(len(queries), queries.device)
-        nobody = own.new_full((len(queries) * (len(documents) - 1),), -1)
-        relevance = own.unsqueeze(1) == processes.gather(torch.cat([own, nobody]))
-        scores = _cosines(unit_length(queries), processes.gather(unit_length(torch.cat(list(documents)))))
-        if not isinstance(loss, EmbeddingLoss):
-            return loss(scores, relevance, mask=None)
-        if not processes.several:
-            return loss.list_loss(scores, relevance, None)
-        lists = processes.total(torch.tensor(len(queries), device=queries.device))
-        return processes.total(loss.list_loss(scores, relevance, None, lists))
+        numbers = torch.cat([own, own.new_full((len(queries) * (len(documents) - 1),), -1)])
+        candidates = unit_length(torch.cat(list(documents)))
+        found = Lookup(unit_length(queries), own, None, *map(processes.gather, (candidates, numbers, numbers)))
+        if isinstance(loss, EmbeddingLoss):
+            return loss._mean([found])
+        scores, relevance, mask = found.pairs()
+        return loss(scores, relevance, mask=mask)
 
     def _of_grades(self, queries: Tensor, documents: Sequence[Tensor], grades: Tensor) -> Tensor:
         if grades.shape[1] != len(documents):

@@ -14,12 +14,12 @@ ListLoss = Callable[..., Tensor]
 
 def graded(scores: Tensor, relevance: Tensor, *, mask: Tensor | None) -> Tensor:
     """NDCG loss with its defaults."""
-    return ndcg_loss(scores, relevance, lam=1.0, mask=mask)
+    return ndcg_loss(scores, relevance, mask=mask)
 
 
 def in_order(scores: Tensor, relevance: Tensor, *, mask: Tensor | None) -> Tensor:
     """Spearman loss against the order of numbers, the highest first."""
-    return spearman_loss(scores, relevance, lam=1.0, mask=mask)
+    return spearman_loss(scores, relevance, mask=mask)
 
 
 def described(loss: object) -> str:
