@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, out: str, epochs: int, see
     """The options that all tables of trainings have."""
     parser.add_argument("settings", nargs="*", help="settings for every row")
     parser.add_argument("--data")
+    add_running_arguments(parser, out=out, epochs=epochs, seeds=seeds)
+
+
+def add_running_arguments(parser: argparse.ArgumentParser, *, out: str, epochs: int, seeds: int) -> None:
+    """How many runs, where, and for how long."""
     parser.add_argument("--weights", default="library")
     parser.add_argument("--out", type=Path, default=Path(out))
     parser.add_argument("--epochs", type=int, default=epochs)

@@ -1,9 +1,10 @@
 """The table of losses: every row's settings are valid, and the runner writes what it measured."""
 
 import sys
+import zipfile
 
 import pytest
-from benchmarks import cub, frozen
+from benchmarks import cub, embeddings, frozen, side_by_side
 
 from rankgrad.lab import recipes
 from rankgrad.lab.retrieval import losses
@@ -70,3 +71,68 @@ def test_losses_on_frozen_features(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["frozen.py", *options, *more, "view.scale=0.5"])
     with pytest.raises(SystemExit, match=r"features\.pt was made with other settings"):
         frozen.main()
+
+
+@pytest.mark.parametrize("row", list(embeddings.ROWS))
+def test_rows_of_the_table_of_embeddings(row):
+    for name, data in embeddings.SETS.items():
+        for settings in embeddings.tries(name, row).values():
+            _, config = recipes.load(data.recipe, [*data.settings.split(), *settings.split()])
+            losses.build(config.loss, config.miner, classes=4, embedding=8)
+    tried = embeddings.tries("omniglot", row).values()
+    rates = [recipes.load("folder", text.split())[1].optim.lr for text in tried]
+    assert sorted(set(rates)) == pytest.approx([3e-4, 9e-4, 3e-3])
+
+
+def test_the_data_of_the_table(tmp_path):
+    """Classes that are trained on are not judged on."""
+    for label in (1, 2, 50, 51, 52, 102):
+        for k in range(2):
+            images.image(tmp_path / "flowers" / "valid" / str(label) / f"{k}.png", label, k)
+    (tmp_path / "omniglot").mkdir()
+    for number, alphabets in ((1, ("Greek", "Korean")), (2, ("Greek", "Sanskrit", "Tagalog"))):
+        with zipfile.ZipFile(tmp_path / "omniglot" / f"images_background_small{number}.zip", "w") as pack:
+            for alphabet in alphabets:
+                inside = f"images_background_small{number}/{alphabet}/character01/0001_01.png"
+                pack.write(tmp_path / "flowers/valid/1/0.png", inside)
+    words = [f"{name}={tmp_path / name}" for name in ("flowers", "omniglot")]
+    args = embeddings.parsed([*words, "--weights", "none", "--out", str(tmp_path / "out")])
+    found = {
+        name: {part: {path.name for path in (folder / part).iterdir()} for part in ("train", "test")}
+        for name, folder in args.data.items()
+    }
+    assert found == {
+        "flowers": {"train": {"001", "002", "050", "051"}, "test": {"052", "102"}},
+        "omniglot": {
+            "train": {"Greek character01", "Korean character01"},
+            "test": {"Sanskrit character01", "Tagalog character01"},
+        },
+    }
+    assert len(embeddings.jobs_of(args)[0]) == 2 * 6 * len(embeddings.ROWS)
+    with pytest.raises(SystemExit):
+        embeddings.parsed([f"birds={tmp_path}"])
+
+
+def test_the_table_of_embeddings(tmp_path, monkeypatch, capsys):
+    """Chosen on held-out classes, then tested with seeds; what is finished stays."""
+    images.cub_set(tmp_path / "cub", classes=(1, 2, 3, 4, 101, 102))
+    monkeypatch.setattr(embeddings, "RATES", (1e-4,))
+    small = ["backbone=tiny", "precision=fp32", "embedding=8", "batch.size=4", "per_class=2", "view.resize=16"]
+    small += ["view.crop=12", "data.counts=any", "device=cpu", "compile=false"]
+    words = [f"cub={tmp_path / 'cub'}", "--weights", "none", "--out", str(tmp_path / "out"), "--epochs", "1"]
+    words += ["--seeds", "2", "--rows", "^SmoothAP", "--set", *small]
+    monkeypatch.setattr(sys, "argv", ["embeddings.py", *words])
+    embeddings.main()
+    written = (tmp_path / "out" / "table.md").read_text()
+    assert written in capsys.readouterr().out and str(tmp_path) not in written
+    rows = [line.split(" | ")[0] for line in written.splitlines() if line.startswith("| ") and "±" in line]
+    assert rows == ["| SmoothAP"]
+    args = embeddings.parsed(words)
+    assert embeddings.jobs_of(args) == ([], [])
+    run = next(iter(embeddings.tries("cub", "SmoothAP")))
+    result = side_by_side.folder_of(args.out, run, 0) / "result.json"
+    result.unlink()
+    assert len(embeddings.jobs_of(args)[0]) == 1 and embeddings.best(args.out, "cub", "SmoothAP") is None
+    (result.parent / "output.txt").write_text("loss: the embeddings collapsed at step 3")
+    assert embeddings.score(args.out, run) == (0, 0) and "collapsed" in embeddings.table(args)
+    assert embeddings.best(args.out, "cub", "SmoothAP").endswith("embedding_lr=10")

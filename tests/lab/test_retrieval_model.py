@@ -175,6 +175,21 @@ def test_losses_of_pytorch_metric_learning(name, arguments):
         torch.testing.assert_close(found(E, L, ITEMS), expected)
 
 
+def test_surrogates_of_the_library():
+    from rankgrad.pairs import retrieval_pairs
+    from rankgrad.surrogates import smoothap_loss
+
+    found = make("surrogate:smoothap", temperature=0.05)
+    pairs = retrieval_pairs(E, L)
+    expected = smoothap_loss(pairs.scores, pairs.relevance, mask=pairs.mask, temperature=0.05)
+    torch.testing.assert_close(found(E, L, ITEMS), expected)
+    perfect = torch.nn.functional.one_hot(L, 8).float()
+    assert found(perfect, L, ITEMS).item() < 1e-3
+    twice = ITEMS.clone()
+    twice[4] = 0  # rows 0 and 4 are one item, of one class: nothing to find in each other
+    assert not torch.isclose(found(E, L, twice), expected)
+
+
 def test_miners():
     from pytorch_metric_learning import losses as theirs
     from pytorch_metric_learning import miners
@@ -190,6 +205,11 @@ def test_miners():
     [
         (lambda: make("recal"), "^loss: unknown name 'recal', did you mean 'recall'"),
         (lambda: make("pml:FastAPLos"), "^loss: unknown name 'pml:FastAPLos', did you mean 'FastAPLoss'"),
+        (
+            lambda: make("surrogate:smoothapp"),
+            "^loss: unknown name 'surrogate:smoothapp', did you mean",
+        ),
+        (lambda: make("surrogate:smoothap", tau=1), r"^loss\.tau: unknown argument of smoothap"),
         (lambda: make("recall", lamm=1), r"^loss\.lamm: unknown argument of RecallLoss, did you mean 'lam'"),
         (lambda: make("recall", lam=-1), r"^loss: RecallLoss: lam: expected a finite number > 0.*received -1"),
         (lambda: make("pml:FastAPLoss", bins=1), r"^loss\.bins: unknown argument of FastAPLoss"),

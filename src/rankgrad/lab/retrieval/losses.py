@@ -1,4 +1,7 @@
-"""Losses by name: ours, and pytorch-metric-learning's as ``pml:Name``, to train baselines in the same loop."""
+"""Losses by name: ours, and baselines to train in the same loop.
+
+``pml:Name`` is a loss of pytorch-metric-learning, ``surrogate:name`` one of :mod:`rankgrad.surrogates`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
 from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss, RecallLoss
+from rankgrad.pairs import retrieval_pairs, unit_length
 
 OURS: dict[str, tuple[type[nn.Module], str]] = {
     "recall": (RecallLoss, "recall at every K, weight: log or loglog (the paper's retrieval loss)"),
@@ -47,6 +51,41 @@ class _Pml(nn.Module):
             embeddings, labels = distributed.gather(embeddings.float()), distributed.gather(labels)
             mined = () if self.miner is None else (self.miner(embeddings, labels),)
             return cast(Tensor, self.loss(embeddings, labels, *mined))
+
+
+class _Surrogate(nn.Module):
+    """A baseline of :mod:`rankgrad.surrogates` on the lists of the whole batch, in every process."""
+
+    def __init__(self, function: Callable[..., Tensor], arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.function, self.arguments = function, arguments
+
+    def forward(self, embeddings: Tensor, labels: Tensor, items: Tensor) -> Tensor:
+        """Loss of the gathered batch; an image that is twice in it is left out of its own list."""
+        rows, labels, items = (distributed.gather(part) for part in (unit_length(embeddings), labels, items))
+        scores, relevance, mask = retrieval_pairs(rows, labels)
+        same = items.unsqueeze(0) == items.unsqueeze(1)
+        return self.function(scores, relevance, mask=~same if mask is None else mask & ~same, **self.arguments)
+
+
+def _surrogate(config: Named) -> nn.Module:
+    """A baseline by name, with its arguments tried."""
+    from rankgrad.surrogates import METHODS
+
+    name = config.name.removeprefix("surrogate:")
+    known = [one for one, method in METHODS.items() if "sorter" not in inspect.signature(method.loss).parameters]
+    if name not in known:
+        raise UserError(f"loss: unknown name {config.name!r}{nearest(name, known)}")
+    function, arguments = METHODS[name].loss, config.arguments()
+    parameters = set(inspect.signature(function).parameters) - {"scores", "relevance", "mask", "reduction"}
+    for argument in arguments:
+        if argument not in parameters:
+            raise UserError(f"loss.{argument}: unknown argument of {name}{nearest(argument, parameters)}")
+    try:
+        function(torch.zeros(1, 2), torch.tensor([[True, False]]), **arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"loss: {name}: {error}") from None
+    return _Surrogate(function, arguments)
 
 
 def _call(key: str, made: Callable[..., Any], arguments: dict[str, Any], given: dict[str, Any]) -> Any:
@@ -83,7 +122,11 @@ def build(config: Named, miner: Named | None, *, classes: int, embedding: int) -
     if config.name in OURS:
         given = {"distributed": True, "num_classes": classes, "embedding_size": embedding}
         return _Ours(_call("loss", OURS[config.name][0], config.arguments(), given))
+    if config.name.startswith("surrogate:"):
+        return _surrogate(config)
     if not config.name.startswith("pml:"):
-        raise UserError(f"loss: unknown name {config.name!r}{nearest(config.name, [*OURS, 'pml:NAME'])}")
+        raise UserError(
+            f"loss: unknown name {config.name!r}{nearest(config.name, [*OURS, 'pml:NAME', 'surrogate:NAME'])}"
+        )
     loss = _pml("loss", config, "losses", {"num_classes": classes, "embedding_size": embedding})
     return _Pml(loss, None if miner is None else _pml("miner", miner, "miners", {}))

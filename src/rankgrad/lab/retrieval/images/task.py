@@ -91,7 +91,10 @@ class ImageTask(RetrievalTask):
     @classmethod
     def listing(cls) -> dict[str, dict[str, str]]:
         """Losses and data sets, a line each."""
-        others = {"pml:NAME": "any loss of pytorch-metric-learning, e.g. pml:FastAPLoss"}
+        others = {
+            "pml:NAME": "any loss of pytorch-metric-learning, e.g. pml:FastAPLoss",
+            "surrogate:NAME": "a baseline of rankgrad.surrogates, e.g. surrogate:smoothap",
+        }
         return {
             "loss": {name: told for name, (_, told) in losses.OURS.items()} | others,
             "data set": {name: told for name, (_, told) in data.READERS.items()},
