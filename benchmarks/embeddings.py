@@ -8,8 +8,8 @@
 First every loss trains at each of three learning rates, with the layers behind the backbone at once and ten
 times that rate, on half of the *training* classes, and is judged on the other half (one seed, last epoch). Its
 best setting there then trains on all training classes with three seeds and is judged on the test classes. The
-table has the last epoch, never the best of several. Runs that are finished are not run again; a run whose embeddings
-collapse counts as 0. All else is the default recipe (`rankgrad show folder`).
+table has the last epoch, never the best of several. Runs that are finished are not run again; a run that
+collapses counts as 0. All else is the default recipe (`rankgrad show folder`).
 
 CUB: DIR has CUB_200_2011. Flowers: DIR/.../<class number>/<image>; classes 1 to 51 train, 52 to 102 test.
 Omniglot: DIR has images_background_small{1,2}.zip; the first trains, and of the second the three alphabets test
