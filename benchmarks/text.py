@@ -38,7 +38,7 @@ def tries(method: str, rates: list[float], choices: list[dict[str, float | str]]
 
 RATES = [5e-5, 2e-5, 1e-4]
 CLASSES = [
-    tries("rankgrad AP", RATES, [{"window": 0.4, "margin": 0.05}], per_class=4, batch=96)
+    tries("rankgrad AP", RATES, [{"window": 0.4, "margin": 0.05, "log": True}], per_class=4, batch=96)
     + tries("rankgrad AP", RATES, [{}], per_class=8),
     tries("rankgrad recall", RATES, [{"window": 0.4, "margin": 0.05, "weight": "log"}], per_class=4, batch=96)
     + tries("rankgrad recall", RATES, [{}], per_class=8),
