@@ -126,6 +126,20 @@ def test_sorting_by_merges(kind, share, stepwise, monkeypatch):
     assert_answer_equal_to_reference(long, *data, "log_ap", **REACHES["lam"])
 
 
+@pytest.mark.parametrize("reach", ["lam", "share"])
+def test_lists_that_there_is_no_room_for_take_turns(reach, monkeypatch):
+    """Calls first, then the lists of a call; the number of lists that count is that of the whole call."""
+    asked = request(*make("random", (2, 3, 40), 0.3, masked=True), "ap", **REACHES[reach])
+    expected = long.evaluate(asked)
+    for slots in (130, 90, 10):
+        monkeypatch.setattr(long, "_MOST_SLOTS", slots)
+        for name, one, other in zip(expected._fields, long.evaluate(asked), expected, strict=True):
+            assert torch.equal(one, other), name
+    value = long.evaluate(asked._replace(with_gradient=False))
+    assert torch.equal(value.losses, expected.losses)
+    assert value.gradient.shape == (2, 3, 0)
+
+
 def test_a_device_with_room_for_fewer_programs_gets_fewer(monkeypatch):
     """The sort's programs wait for each other: a launch that does not fit is tried with fewer."""
     tried = []

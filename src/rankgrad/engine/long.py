@@ -25,6 +25,7 @@ _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream
 _GATHERERS = 4  # programs a processor that gather, where there are so many items
 _ROOM = 1 << 20  # for private copies of the counts
+_MOST_SLOTS = 1 << 25  # relevant items that there is room for at once, of all lists: 36 bytes each
 _COUNTS_ONLY = 5  # what `terms` does besides the forms
 
 
@@ -220,8 +221,8 @@ def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     return above, own.where(own <= count, 0), run.given.losses
 
 
-def evaluate(request: Request) -> Answer:
-    """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
+def _at_once(request: Request) -> Answer:
+    """:func:`evaluate` with room for all lists."""
     run = _Evaluation(request)
     run.gather()
     run.sort(again=False)
@@ -234,3 +235,47 @@ def evaluate(request: Request) -> Answer:
         else:
             run.by_lambda()
     return run.given.answer()
+
+
+def _in_parts(request: Request, dim: int, size: int) -> Answer:
+    """:func:`evaluate` for ``size`` calls (``dim`` 0) or lists of one call (1) at a time."""
+    per_item = ("scores", "relevance", "mask")
+    per_call = ("spread", "lists") if dim == 0 else ()
+    given = {name: getattr(request, name) for name in per_item + per_call}
+    width = request.scores.shape[-1] if request.with_gradient else 0
+    gradient: Tensor | None = None
+    losses, divisors, lists = [], [], []
+    for start in range(0, request.scores.shape[dim], size):
+        part: dict[str, Any] = {
+            name: None if one is None else one.narrow(dim, start, min(size, one.shape[dim] - start))
+            for name, one in given.items()
+        }
+        answer = evaluate(request._replace(**part))
+        if gradient is None:
+            gradient = answer.gradient.new_empty((*request.scores.shape[:-1], width))
+        gradient.narrow(dim, start, answer.gradient.shape[dim]).copy_(answer.gradient)
+        losses.append(answer.losses)
+        divisors.append(answer.divisor)
+        lists.append(answer.lists)
+    assert gradient is not None
+    counting = lists[0] if dim else torch.cat(lists)
+    return Answer(torch.cat(losses, dim), gradient, torch.cat(divisors, dim), counting)
+
+
+def evaluate(request: Request) -> Answer:
+    """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`.
+
+    There is room for as many relevant items as a list may have. Where that is too much for all lists at once, as
+    for queries against a long memory without a hint, they take turns.
+    """
+    calls, per_call, n = request.scores.shape
+    slots = min(n, request.max_relevant or n)
+    if calls * per_call * slots <= _MOST_SLOTS or calls * per_call == 1:
+        return _at_once(request)
+    if calls > 1:
+        return _in_parts(request, 0, max(1, _MOST_SLOTS // (per_call * slots)))
+    if request.lists is None:
+        found = request.relevance != 0
+        found = found if request.mask is None else found & request.mask
+        request = request._replace(lists=found.any(-1).sum(-1))
+    return _in_parts(request, 1, max(1, _MOST_SLOTS // slots))

@@ -26,6 +26,8 @@ from rankgrad.losses import RecallLoss, average_precision_loss, recall_loss
 
 LENGTHS = (1_000_000, 10_000_000)
 BATCHES = (512, 4096)
+#: Queries, candidates if they are others, and torch's precision of float32 products ("high": TF32 on a GPU).
+EMBEDDINGS = ((16_384, 0, "highest"), (65_536, 0, "high"), (4096, 1_000_000, "high"))
 #: How far relevant items look up; the scores are normal, so that a window of 1 is what "automatic" comes to.
 REACHES: dict[str, dict[str, Any]] = {"lam": {"lam": 0.5}, "window": {"window": 1.0}, "automatic": {}}
 
@@ -107,10 +109,48 @@ def _calls(device: torch.device) -> Cells:
     for reach, given in REACHES.items():
         loss = RecallLoss(**given).to(device)
         line(f"128 embeddings: recall, {reach}", long_lists.step_of(loss, *batch), alone)
-    data = long_lists.make_list(1_000_000, 1000, device)
+    data = long_lists.make_list(LENGTHS[0], 1000, device)
     for reach, given in REACHES.items():
         step = long_lists.step_of(functools.partial(average_precision_loss, **given), *data)
-        line(f"one list of 1,000,000: AP, {reach}", step, None)
+        line(f"one list of {LENGTHS[0]:,}: AP, {reach}", step, None)
+    return cells
+
+
+def _products(queries: Tensor, candidates: Tensor) -> Callable[[], None]:
+    """The similarities of all pairs, a block of 2^26 of them at a time."""
+    rows = max(128, (1 << 26) // len(candidates))
+
+    def run() -> None:
+        for start in range(0, len(queries), rows):
+            queries[start : start + rows] @ candidates.T
+
+    return run
+
+
+def _embeddings(device: torch.device) -> Cells:
+    """Large batches, and queries against many candidates: time and memory beside one product of their matrices."""
+    cells = [["embeddings", "products", "loss", "eager", "one product", "ratio", "memory over the inputs"]]
+    before = torch.get_float32_matmul_precision()
+    for queries, candidates, precision in EMBEDDINGS:
+        name = f"{queries:,} against {candidates:,}" if candidates else f"{queries:,}"
+        torch.set_float32_matmul_precision(precision)
+        torch.manual_seed(0)
+        batch = retrieval.batch_of(queries, device)
+        others = retrieval.batch_of(candidates, device) if candidates else None
+        one = timing.seconds(_products(batch[0], batch[0] if others is None else others[0]), device, budget=0.2)
+        for reach in ("window", "automatic"):
+            module = RecallLoss(**REACHES[reach]).to(device)
+            against = {} if others is None else {"ref_embeddings": others[0], "ref_labels": others[1]}
+            loss: Loss = functools.partial(module, **against)
+            step = long_lists.step_of(loss, *batch)
+            try:
+                taken, peak = timing.seconds(step, device, budget=0.2), timing.peak_bytes(step, device)
+                line = [in_time(taken), in_time(one), f"{taken / one:.1f}x", f"{peak / 2**20:,.0f} MiB"]
+            except torch.OutOfMemoryError:
+                line = ["does not fit", in_time(one), "-", "-"]
+            cells.append([name, "TF32" if precision == "high" else "fp32", f"recall, {reach}", *line])
+            torch.cuda.empty_cache()
+    torch.set_float32_matmul_precision(before)
     return cells
 
 
@@ -140,6 +180,8 @@ def reach(
             progress.advance(task)
     title = machine.in_a_line(place)
     sections = [(f"{title}: AP and recall losses, forward + backward", _cells(table)), ("Calls", _calls(place))]
+    if device == "cuda":
+        sections.append(("Embeddings, 512 numbers each, 4 of a class", _embeddings(place)))
     console = Console()
     for name, cells in sections:
         tables.show(console, name, cells)
