@@ -21,7 +21,7 @@ import torch
 
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
-from rankgrad.lab.training import machine
+from rankgrad.lab.training import machine, reuse
 from rankgrad.lab.training.errors import UserError
 
 
@@ -107,17 +107,18 @@ def multi_process_service(wanted: bool) -> Iterator[None]:
 def _work(jobs: Any, threads: int) -> None:
     """Take jobs until there are none; the images are read, and the network compiled, once for all of them."""
     torch.set_num_threads(threads)
-    while (job := jobs.get()) is not None:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        print(f"began {job.row}, seed {job.seed}", flush=True)
-        with (job.folder / "output.txt").open("a") as output, redirect_stdout(output), redirect_stderr(output):
-            try:
-                run.run(job.recipe, list(job.settings), out=str(job.folder), resume=True)
-                how = told(job.folder)
-            except Exception:
-                traceback.print_exc()
-                how = f"FAILED, see {job.folder}/output.txt"
-        print(f"ended {job.row}, seed {job.seed}: {how}", flush=True)
+    with reuse.shared():
+        while (job := jobs.get()) is not None:
+            job.folder.mkdir(parents=True, exist_ok=True)
+            print(f"began {job.row}, seed {job.seed}", flush=True)
+            with (job.folder / "output.txt").open("a") as output, redirect_stdout(output), redirect_stderr(output):
+                try:
+                    run.run(job.recipe, list(job.settings), out=str(job.folder), resume=True)
+                    how = told(job.folder)
+                except Exception:
+                    traceback.print_exc()
+                    how = f"FAILED, see {job.folder}/output.txt"
+            print(f"ended {job.row}, seed {job.seed}: {how}", flush=True)
 
 
 def told(folder: Path) -> str:

@@ -22,7 +22,7 @@ from rankgrad.lab.cli import main
 from rankgrad.lab.detection import batches, model
 from rankgrad.lab.detection import task as task_module
 from rankgrad.lab.detection.config import Config, Loss, Model, View
-from rankgrad.lab.detection.task import DetectionTask, read_sources
+from rankgrad.lab.detection.task import DetectionTask
 from rankgrad.lab.recipes import run
 from rankgrad.lab.training import checkpoint
 from rankgrad.lab.training.errors import UserError
@@ -64,12 +64,6 @@ def one_thread():
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return scenes.voc_set(tmp_path_factory.mktemp("voc"))
-
-
-@pytest.fixture(autouse=True)
-def _no_images_kept():
-    yield
-    read_sources.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

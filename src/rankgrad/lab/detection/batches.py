@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rankgrad import _check
 from rankgrad.lab.detection.config import View
-from rankgrad.lab.vision.images import Ragged, normal, sent, whole
+from rankgrad.lab.vision.images import Ragged, like_sizes, normal, sent, whole
 from rankgrad.samplers import Batches, random_order
 
 #: The largest stride of the feature pyramid: sides of a batch are multiples of it, as in torchvision.
@@ -91,7 +91,6 @@ def canvas(images: Ragged, flips: Tensor | None, view: View, factor: float = 1.0
     device = images.pixels.device
     high, wide = target_sizes(images.height, images.width, view, factor)
     rows, columns = (int(-(-side.max() // STRIDE) * STRIDE) for side in (high, wide))
-    source = whole(images)
     flips = torch.zeros(len(images), dtype=torch.bool) if flips is None else flips
     # Where each pixel of the canvas lies in its image: [N, rows] and [N, columns].
     y = (torch.arange(rows) + 0.5) * (images.height / high).unsqueeze(1) - 0.5
@@ -101,16 +100,15 @@ def canvas(images: Ragged, flips: Tensor | None, view: View, factor: float = 1.0
     y = y.clamp(min=0).minimum(images.height.unsqueeze(1) - 1)
     x = x.clamp(min=0).minimum(images.width.unsqueeze(1) - 1)
     # grid_sample's coordinates: -1 and 1 are the outer edges of the first and the last pixel.
-    grid_y = sent((2 * y + 1) / source.shape[1] - 1, device)
-    grid_x = sent((2 * x + 1) / source.shape[2] - 1, device)
-    grid = torch.stack(torch.broadcast_tensors(grid_x[:, None, :], grid_y[:, :, None]), dim=-1)
-    out = F.grid_sample(
-        source.permute(0, 3, 1, 2).float(),
-        grid.float(),
-        mode="bilinear",
-        padding_mode="border",
-        align_corners=False,
-    )
+    groups, parts = like_sizes(images), []
+    for now in groups:
+        source = whole(images.rows(now))
+        grid_y = sent((2 * y[now] + 1) / source.shape[1] - 1, device)
+        grid_x = sent((2 * x[now] + 1) / source.shape[2] - 1, device)
+        grid = torch.stack(torch.broadcast_tensors(grid_x[:, None, :], grid_y[:, :, None]), dim=-1)
+        pixels = source.permute(0, 3, 1, 2).float()
+        parts.append(F.grid_sample(pixels, grid.float(), padding_mode="border", align_corners=False))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)[sent(torch.cat(groups).argsort(), device)]
     mean, std = normal(device)
     out = (out / 255 - mean) / std
     inside = [

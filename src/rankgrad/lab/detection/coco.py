@@ -18,15 +18,16 @@ from typing import Annotated, NamedTuple
 from pydantic import FailFast, Field
 from typing_extensions import NotRequired, TypedDict
 
-from rankgrad.lab.detection.scenes import Annotation, Row, size_of
+from rankgrad.lab.detection.scenes import LARGEST, Annotation, Row, size_of
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.run_files import checked_json
+from rankgrad.lab.vision.folders import inside
 
 _EXPORTED = "_annotations.coco.json"
 
 Pixels = Annotated[float, Field(allow_inf_nan=False)]
-Side = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Side = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 Id = int | str
 
 
@@ -96,6 +97,8 @@ def read_split(root: Path, name: str) -> Split:
     categories = {one["id"]: one["name"] for one in read["categories"]}
     _no_doubles(part.file, "categories", [one["id"] for one in read["categories"]])
     _no_doubles(part.file, "categories", list(categories.values()))
+    for number, listed in enumerate(read["images"]):
+        inside(listed["file_name"], f"{part.file}: images.{number}")
     _no_doubles(part.file, "images", [one["id"] for one in read["images"]])
     objects: dict[Id, list[tuple[int, _Object]]] = defaultdict(list)
     for number, one in enumerate(read["annotations"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -30,6 +31,10 @@ class View(Section):
     long: Count = 1000  # at most so many pixels of the longer side
     flip: bool = True
     jitter: tuple[Positive, Positive] = (1.0, 1.0)  # training: each batch is shown at a random factor of the size
+
+    def longest(self) -> int:
+        """The longest side that a network of these settings sees."""
+        return max(1, math.ceil(self.long * max(self.jitter[1], 1.0)))
 
     @model_validator(mode="after")
     def _in_order(self) -> View:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 from rankgrad.lab.training.config import nearest
+from rankgrad.lab.vision import decoding
+
+
+#: No image has a longer side, in pixels.
+LARGEST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,18 @@ class Scenes:
         )
 
 
+    def resized(self, shapes: Tensor) -> Scenes:
+        """With boxes in pixels of images of these shapes, ``[N, 2]`` (height, width)."""
+        objects, sizes = [], []
+        for one, (height, width), (wide, high) in zip(self.objects, shapes.tolist(), self.sizes, strict=True):
+            across, down = width / wide, height / high
+            same = (width, height) == (wide, high)
+            scale = torch.tensor([across, down, across, down])
+            objects.append(one if same else replace(one, boxes=one.boxes * scale))
+            sizes.append((float(width), float(height)))
+        return Scenes(self.sources, self.names, objects, sizes)
+
+
 @dataclass(frozen=True)
 class SceneSplits:
     """Images to train (if wanted) and to test on; label c is ``classes[c - 1]``."""
@@ -77,11 +94,9 @@ Row = tuple[Path, str, Annotation | str]
 
 def size_of(image: Path) -> tuple[float, float]:
     """Width and height of an image from its head; infinite where it cannot be read (which is told later)."""
-    from PIL import Image
-
     try:
-        with Image.open(image) as file:
-            return float(file.width), float(file.height)
+        width, height = decoding.size_of(image)
+        return float(width), float(height)
     except Exception:  # Pillow raises many kinds
         return torch.inf, torch.inf
 

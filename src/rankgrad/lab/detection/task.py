@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
 from rankgrad.lab.detection.scenes import Objects, Scenes
 from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.task import Task
+from rankgrad.lab.vision.decoding import size_of
 from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
 
 Detections = list[dict[str, Tensor]]
@@ -35,22 +37,24 @@ WATCH_EVERY = 10
 
 
 class SceneSource(Store):
-    """The images of a split with their objects."""
+    """The images of a split with their objects, in pixels of the images as they are read.
+
+    An image of twice the side that is needed or more is reduced while it is read, and its boxes with it.
+    """
 
     def __init__(
-        self, scenes: Scenes, config: Data, device: torch.device, progress: Callable[[int], None]
+        self, scenes: Scenes, config: Data, longest: int, device: torch.device, progress: Callable[[int], None]
     ) -> None:
         annotated = dict(zip(scenes.sources, scenes.sizes, strict=True))
 
         def read(source: Path | Tensor) -> Tensor:
             if isinstance(source, Tensor):
                 return source
-            image = decode(source)
-            size = image.shape[1], image.shape[0]
+            size = size_of(source)
             if any(math.isfinite(b) and a != b for a, b in zip(size, annotated[source], strict=True)):
                 width, height = annotated[source]
                 raise ValueError(f"{size[0]} x {size[1]} pixels, {width:g} x {height:g} in the annotation")
-            return image
+            return decode(source, longest)
 
         super().__init__(
             scenes.sources,
@@ -61,20 +65,24 @@ class SceneSource(Store):
             device=device,
             progress=progress,
         )
-        self.scenes = scenes.take(self.kept) if self.faults else scenes
+        self.scenes = (scenes.take(self.kept) if self.faults else scenes).resized(self.shapes)
 
     def ratios(self) -> Tensor:
         """Width / height of each image."""
         return self.shapes[:, 1] / self.shapes[:, 0]
 
 
-@lru_cache(maxsize=1)
+def _advance(bar: log.Progress, before: int, count: int) -> None:
+    bar.advance(before + count)
+
+
+@read_once
 def read_sources(
-    config: Data, device: torch.device, classes: tuple[str, ...] | None = None
+    config: Data, longest: int, device: torch.device, classes: tuple[str, ...] | None = None
 ) -> tuple[SceneSource | None, SceneSource, tuple[str, ...]]:
     """Training images (not for the ``classes`` of a checkpoint), test images and the classes.
 
-    Kept, so that restarts need not read again.
+    Read once for all seeds of a command. ``longest`` is a side that images need not exceed.
     """
     splits = data.read(config, classes)
     wanted = (splits.train, splits.test)
@@ -88,7 +96,8 @@ def read_sources(
             if scenes is None:
                 sources.append(None)
                 continue
-            source = SceneSource(scenes, config, device, lambda count, before=done: bar.advance(before + count))  # type: ignore[misc]
+            advance = partial(_advance, bar, done)
+            source = SceneSource(scenes, config, longest, device, advance)
             done += len(scenes)
             sources.append(source)
         if skipped := leave_out(sources, total, config.broken):
@@ -168,7 +177,7 @@ class DetectionTask(Task):
         if config.batch.size % distributed.count():
             several = f"a multiple of the {distributed.count()} processes"
             raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
-        train, self.test, self.classes = read_sources(config.data, device)
+        train, self.test, self.classes = read_sources(config.data, config.view.longest(), device)
         assert train is not None
         self.source = train
         self.objects = [_to_train_on(objects) for objects in train.scenes.objects]
@@ -294,7 +303,7 @@ class DetectionTask(Task):
         network = model.rebuild(config.model, config.view, regions=regions, notes=notes, weights=weights).to(
             device
         )
-        _, source, classes = read_sources(config.data, device, tuple(notes["classes"]))
+        _, source, classes = read_sources(config.data, config.view.longest(), device, tuple(notes["classes"]))
         with log.progress("detecting", len(source.scenes), 0, show=True) as bar:
             found = detect(network, source, config, bar.advance)
         objects, protocol = source.scenes.objects, config.protocol()

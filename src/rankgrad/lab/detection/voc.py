@@ -8,20 +8,25 @@ edges, (xmin - 1, ymin - 1, xmax, ymax), so that its width is the devkit's xmax 
 
 from __future__ import annotations
 
+import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
-from rankgrad.lab.detection.scenes import Annotation, Row, size_of
-from rankgrad.lab.training.config import nearest
+from rankgrad.lab.detection.scenes import LARGEST, Annotation, Row, size_of
+from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.vision.folders import inside, read_lines
 from rankgrad.lab.vision.images import SUFFIXES
 
 #: The encoding that the first line of an XML file names.
 _ENCODING = re.compile(rb"""^\s*<\?xml[^>]*\sencoding=["']([\w.:-]+)["']""")
 #: Behind a name in VOC's lists of one class: whether the image shows it.
 _SHOWS_IT = re.compile(r"\s+(-1|0|1)$")
+
+#: No annotation has more bytes.
+_BYTES = 4_000_000
 
 #: The classes of Pascal VOC.
 CLASSES = (
@@ -49,15 +54,20 @@ def _number(box: ElementTree.Element, name: str) -> float:
     if text is None:
         raise ValueError(f"a box without {name}")
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise ValueError(f"{name}: expected a number, received {text!r}") from None
+        number = math.nan
+    if not abs(number) <= LARGEST:
+        raise ValueError(f"{name}: expected a number of pixels up to {LARGEST:,}, received {shown(text)}")
+    return number
 
 
 def read_annotation(path: Path, image: Path) -> Annotation:
     """What an annotation file says of an image; ValueError tells what is wrong with it."""
     if not path.is_file():
         raise ValueError("missing")
+    if path.stat().st_size > _BYTES:
+        raise ValueError(f"{path.stat().st_size:,} bytes, expected at most {_BYTES:,}")
     try:
         tree = parse(path.read_bytes())
     except (ElementTree.ParseError, UnicodeDecodeError, LookupError) as error:
@@ -86,7 +96,7 @@ def _lines(path: Path) -> list[str]:
         known = [p.stem for p in path.parent.glob("*.txt")] if path.parent.is_dir() else []
         hint = nearest(path.stem, known) if known else ""
         raise UserError(f"--data: expected the list {path}, found no such file{hint}")
-    return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    return [inside(line.strip(), f"{path} line {n}") for n, line in enumerate(read_lines(path), 1) if line.strip()]
 
 
 def _image(folder: Path, name: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,14 @@ from rankgrad.lab.ranker.config import Config, Data
 from rankgrad.lab.ranker.data import Queries, Split
 from rankgrad.lab.training.checkpoint import fill, write_text
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import average_precision, ndcg, reciprocal_rank
 
 
-@lru_cache(maxsize=1)
+@read_once
 def read(config: Data) -> Split:
-    """The data set; kept, so that restarts need not read again."""
+    """The data set; read once for all seeds of a command."""
     return data.read(config)
 
 

@@ -13,7 +13,7 @@ import torch
 from rankgrad import distributed
 from rankgrad.lab import recipes
 from rankgrad.lab.report import page
-from rankgrad.lab.training import checkpoint, machine
+from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
@@ -78,9 +78,10 @@ def run(
             raise UserError(f"--resume: {folder} was begun with --seeds, say how many again")
         return folder, [_one(task, config, folder, device, resume=resume, previous=previous)]
     results = []
-    for seed in range(config.seed, config.seed + seeds):
-        restart = config.model_copy(update={"seed": seed})
-        results.append(_one(task, restart, folder / f"seed-{seed}", device, resume=resume))
+    with reuse.shared():
+        for seed in range(config.seed, config.seed + seeds):
+            restart = config.model_copy(update={"seed": seed})
+            results.append(_one(task, restart, folder / f"seed-{seed}", device, resume=resume))
     if distributed.rank() == 0:
         checkpoint.write_text(folder / "seeds.json", json.dumps(spread(results), indent=1))
         write_report(folder)

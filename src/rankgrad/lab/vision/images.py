@@ -6,27 +6,35 @@ begin, height and width of each. Batches are cut out of it on the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rankgrad.lab.training.errors import UserError
-
-if TYPE_CHECKING:
-    from PIL import Image
+from rankgrad.lab.vision.decoding import upright
 
 #: How names of images end, in small letters or capitals.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 #: Mean and deviation of ImageNet's images, which pretrained networks expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+#: Images that are read before the next ones are begun.
+_AT_A_TIME = 256
+
+#: Pixels of a group of images side by side; 23 bytes each while a batch is made.
+_SIDE_BY_SIDE = 2**26
+
+#: Threads are no use beyond this, and a system has only so many.
+_MOST_WORKERS = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,22 @@ class Ragged:
             pixels[end - len(rows) : end] = rows
         return Ragged(pixels, ends - height * width, height, width)
 
+    @staticmethod
+    def joined(parts: list[Ragged]) -> Ragged:
+        """One set of several, which are taken out of the list: never all of them in memory twice."""
+        begin, height, width = (
+            torch.cat([torch.empty(0, dtype=torch.int64), *(getattr(part, name) for part in parts)])
+            for name in ("begin", "height", "width")
+        )
+        pixels = torch.empty(int((height * width).sum()), 3, dtype=torch.uint8)
+        first, row = 0, 0
+        while parts:
+            part = parts.pop(0)
+            pixels[first : first + len(part.pixels)] = part.pixels
+            begin[row : row + len(part)] += first
+            first, row = first + len(part.pixels), row + len(part)
+        return Ragged(pixels, begin, height, width)
+
     def __len__(self) -> int:
         return len(self.begin)
 
@@ -74,19 +98,19 @@ class Ragged:
         return Ragged.of([self.image(row) for row in index.tolist()], pinned=pinned)
 
 
-def require_8_bits(file: Image.Image) -> None:
-    """Refuse images of 16 bits and more: Pillow would cut them off at 255."""
-    if file.mode[0] in "IF":
-        raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
+def decode(source: Path, longest: int) -> Tensor:
+    """An image as ``[H, W, 3]`` uint8, upright; one twice as long as ``longest`` or more is reduced.
 
+    The content says the format, not the name.
+    """
 
-def decode(source: Path) -> Tensor:
-    """An image as ``[H, W, 3]`` uint8. The content says the format, not the name."""
-    from PIL import Image
+    def enough(width: int, height: int) -> tuple[int, int]:
+        share = min(1.0, longest / max(width, height))
+        return math.ceil(width * share), math.ceil(height * share)
 
-    with Image.open(source) as file:
-        require_8_bits(file)
-        return torch.from_numpy(np.array(file.convert("RGB")))
+    with upright(source, enough) as image:
+        factor = max(image.size) // longest
+        return torch.from_numpy(np.array(image.reduce(factor) if factor > 1 else image))
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -99,6 +123,28 @@ def normal(device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and deviation as ``[3, 1, 1]`` on a device."""
     mean, std = (torch.tensor(t, device=device)[:, None, None] for t in (MEAN, STD))
     return mean, std
+
+
+def like_sizes(images: Ragged) -> list[Tensor]:
+    """Rows of images to lay side by side: groups of less than four times their own pixels, and not too large.
+
+    A batch of photographs is one group; a wide image and a high one are two, neither padded to the other's side.
+    """
+
+    def split(rows: Tensor) -> list[Tensor]:
+        sides = torch.stack([images.height[rows], images.width[rows]])
+        largest, used = sides.amax(1), int(sides.prod(0).sum())
+        padded = len(rows) * int(largest.prod())
+        if len(rows) == 1 or padded <= min(4 * used, _SIDE_BY_SIDE):
+            return [rows]
+        if padded <= 4 * used:
+            return [group for half in rows.tensor_split(2) for group in split(half)]
+        # the side that wastes more has images of less than half of it: else it would not waste twice the pixels
+        wasteful = int((largest / sides.float().mean(1)).argmax())
+        large = 2 * sides[wasteful] > largest[wasteful]
+        return split(rows[large]) + split(rows[~large])
+
+    return split(torch.arange(len(images)))
 
 
 def whole(images: Ragged) -> Tensor:
@@ -136,9 +182,11 @@ class Store:
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         self.device, self._decode = device, decode
-        self._pool = ThreadPoolExecutor(workers)
+        self._pool = ThreadPoolExecutor(min(workers, _MOST_WORKERS))
         self._ahead: dict[tuple[int, ...], Callable[[], Ragged]] = {}
-        kept, decoded, shapes = [], [], []
+        kept, shapes = [], []
+        decoded: list[Tensor] = []
+        parts: list[Ragged] = []
         self.faults: list[str] = []
         for row, outcome in enumerate(self._decode_all(sources)):
             if isinstance(outcome, str):
@@ -148,11 +196,16 @@ class Store:
                 shapes.append(outcome.shape[:2])
                 if cache != "none":
                     decoded.append(outcome)
+            if len(decoded) == _AT_A_TIME:
+                parts.append(Ragged.of(decoded))
+                decoded.clear()
             progress(row + 1)
         self.kept = torch.tensor(kept, dtype=torch.int64)  # rows of `sources` that can be read
         self.shapes = torch.tensor(shapes, dtype=torch.int64).reshape(-1, 2)  # height and width of each
         self._sources, self._names = [sources[row] for row in kept], [names[row] for row in kept]
-        self.cache = Ragged.of(decoded) if cache != "none" else None
+        parts.append(Ragged.of(decoded))
+        decoded.clear()
+        self.cache = Ragged.joined(parts) if cache != "none" else None
         if self.cache is not None and cache == "device":
             self.cache = self.cache.to(device)
         self._on_device = cache == "device"
@@ -170,8 +223,8 @@ class Store:
 
     def _decode_all(self, sources: Sequence[Path | Tensor]) -> Iterator[Tensor | str]:
         """All images in order, a few hundred at a time in flight."""
-        for begin in range(0, len(sources), 256):
-            yield from self._pool.map(self._try_decode, sources[begin : begin + 256])
+        for begin in range(0, len(sources), _AT_A_TIME):
+            yield from self._pool.map(self._try_decode, sources[begin : begin + _AT_A_TIME])
 
     def image(self, row: int) -> Tensor:
         """One image, ``[H, W, 3]``."""

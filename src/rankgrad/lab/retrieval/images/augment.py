@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.lab.retrieval.images.config import Channels, View
-from rankgrad.lab.vision.images import Ragged, sent, whole
+from rankgrad.lab.vision.images import Ragged, like_sizes, sent, whole
 
 _TRIES = 10
 
@@ -83,10 +83,13 @@ def crops(images: Ragged, boxes: Tensor, flips: Tensor | None, view: View) -> Te
     from torchvision.ops import roi_align
 
     device = images.pixels.device
-    pixels = whole(images).permute(0, 3, 1, 2).float().contiguous()
-    numbered = sent(torch.cat([torch.arange(len(boxes)).unsqueeze(1).float(), boxes], dim=1), device)
-    # Aligned RoIAlign averages as many samples as a target pixel covers: an anti-aliased resize, exact at scale 1.
-    out: Tensor = roi_align(pixels, numbered, (view.crop, view.crop), aligned=True)
+    groups, parts = like_sizes(images), []
+    for rows in groups:
+        pixels = whole(images.rows(rows)).permute(0, 3, 1, 2).float().contiguous()
+        numbered = sent(torch.cat([torch.arange(len(rows)).unsqueeze(1).float(), boxes[rows]], dim=1), device)
+        # Aligned RoIAlign averages as many samples as a target pixel covers: anti-aliased, exact at scale 1.
+        parts.append(roi_align(pixels, numbered, (view.crop, view.crop), aligned=True))
+    out: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)[sent(torch.cat(groups).argsort(), device)]
     if flips is not None:
         out = torch.where(sent(flips, device)[:, None, None, None], out.flip(3), out)
     assert view.mean is not None and view.std is not None

@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,14 +16,18 @@ from rankgrad.lab.retrieval.images import augment
 from rankgrad.lab.retrieval.images.config import Data, View
 from rankgrad.lab.retrieval.source import Draw, Source
 from rankgrad.lab.retrieval.splits import Items
-from rankgrad.lab.vision.images import Store, require_8_bits
+from rankgrad.lab.vision.decoding import upright
+from rankgrad.lab.vision.images import Store
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _SIDE = 96  # pixels of an image in the report
 
 
 def decode(source: Path | Tensor | str, view: View) -> Tensor:
     """An image as ``[H, W, 3]`` uint8 at its working size. The content says the format, not the name."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     resize = view.resize
     assert resize is not None  # of a view that is complete
@@ -31,19 +36,23 @@ def decode(source: Path | Tensor | str, view: View) -> Tensor:
             return source
         image = Image.fromarray(source.numpy())
     else:
-        with Image.open(source) as file:
-            require_8_bits(file)
-            # a JPEG far larger than needed is read at a fraction
-            file.draft("RGB", (2 * resize, 2 * resize))
-            image = ImageOps.exif_transpose(file).convert("RGB")  # upright, as it is shown
+        # a JPEG far larger than needed is read at a fraction
+        with upright(Path(source), lambda width, height: (2 * resize, 2 * resize)) as image:
+            return _resized(image, resize, view.shape)
+    return _resized(image, resize, view.shape)
+
+
+def _resized(image: Image.Image, resize: int, shape: str) -> Tensor:
+    from PIL.Image import Resampling
+
     width, height = image.size
-    if view.shape == "square":
+    if shape == "square":
         size = (resize, resize)
     else:
         scale = resize / min(width, height)
         size = (max(resize, round(width * scale)), max(resize, round(height * scale)))
     if image.size != size:
-        image = image.resize(size, Image.Resampling.BILINEAR)
+        image = image.resize(size, Resampling.BILINEAR)
     return torch.from_numpy(np.array(image))
 
 

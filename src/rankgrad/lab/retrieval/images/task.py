@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from rankgrad.lab.retrieval.source import Sources
 from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.retrieval.task import RetrievalTask
 from rankgrad.lab.training import log
+from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.vision.folders import root_of
 from rankgrad.lab.vision.images import leave_out
 
 
-@lru_cache(maxsize=1)
+@read_once
 def read_sources(config: Data, view: View, device: torch.device, *, train: bool) -> Sources:
-    """Training images (if wanted), queries and gallery; kept, so that the next seed need not read again."""
+    """Training images (if wanted), queries and gallery; read once for all seeds of a command."""
     splits = data.read(config)
     wanted = (splits.train if train else None, splits.query, splits.gallery)
     total = sum(len(items) for items in wanted if items is not None)

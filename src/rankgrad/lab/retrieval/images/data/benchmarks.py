@@ -10,21 +10,32 @@ import torch
 
 from rankgrad.lab.retrieval.images.config import Data
 from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, numbered
+from rankgrad.lab.training.config import shown
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.vision.folders import check_counts, find, root_of
+from rankgrad.lab.vision.folders import check_counts, find, inside, read_lines, root_of
 
 
-def _lines(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
-    """The fields of a list file; a line of another form is named."""
+def _lines(
+    path: Path, columns: int, skip: int = 0, *, numbers: Sequence[int] = (), named: int | None = None
+) -> list[list[str]]:
+    """The fields of a list file, some of them ``numbers``, one the name of a file; other lines are refused."""
     if not path.is_file():
         raise UserError(f"--data: expected the list {path}, found no such file")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[skip:], skip + 1):
+    for number, line in enumerate(read_lines(path)[skip:], skip + 1):
         fields = line.split()
-        if fields and len(fields) != columns:
-            raise UserError(f"--data: {path} line {number}: expected {columns} fields, received {line!r}")
-        if fields:
-            rows.append(fields)
+        if not fields:
+            continue
+        if len(fields) != columns:
+            raise UserError(f"--data: {path} line {number}: expected {columns} fields, received {shown(line)}")
+        for column in numbers:
+            if not fields[column].isdecimal() or len(fields[column]) > 9:
+                raise UserError(
+                    f"--data: {path} line {number}: expected a number, received {shown(fields[column])}"
+                )
+        if named is not None:
+            inside(fields[named], f"{path} line {number}")
+        rows.append(fields)
     return rows
 
 
@@ -39,8 +50,8 @@ def read_cub(config: Data) -> RetrievalSplits:
     """CUB-200-2011: the first 100 classes train, the last 100 test."""
     root = root_of(config)
     root = find(root, "CUB_200_2011/images.txt", "images.txt").parent
-    names = dict(_lines(root / "images.txt", 2))
-    classes = dict(_lines(root / "image_class_labels.txt", 2))
+    names = dict(_lines(root / "images.txt", 2, numbers=[0], named=1))
+    classes = dict(_lines(root / "image_class_labels.txt", 2, numbers=[0, 1]))
     if names.keys() != classes.keys():
         raise UserError(f"--data: {root}/images.txt and image_class_labels.txt list different images")
     order = sorted(names, key=int)
@@ -68,7 +79,9 @@ def read_sop(config: Data) -> RetrievalSplits:
     root = find(root_of(config), "Stanford_Online_Products/Ebay_train.txt", "Ebay_train.txt").parent
     train, test = (
         _images(root, [r[3] for r in rows], [r[1].zfill(8) for r in rows], [r[2].zfill(4) for r in rows])
-        for rows in (_lines(root / f"Ebay_{name}.txt", 4, skip=1) for name in ("train", "test"))
+        for rows in (
+            _lines(root / f"Ebay_{name}.txt", 4, skip=1, numbers=[1, 2], named=3) for name in ("train", "test")
+        )
     )
     check_counts(
         config,
@@ -88,7 +101,7 @@ def read_inshop(config: Data) -> RetrievalSplits:
     root = root_of(config)
     listing = find(root, "Eval/list_eval_partition.txt", "list_eval_partition.txt")
     images = next((root / place for place in ("Img", ".") if (root / place / "img").is_dir()), root / "Img")
-    rows = _lines(listing, 3, skip=2)
+    rows = _lines(listing, 3, skip=2, named=0)
     unknown = sorted({row[2] for row in rows} - {"train", "query", "gallery"})
     if unknown:
         raise UserError(f"--data: {listing}: expected train, query or gallery, received {', '.join(unknown)}")

@@ -1,0 +1,127 @@
+"""Image files: opened by their content, judged by their header, and decoded within a budget of memory."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+#: What Pillow may take a file for. (It knows formats that start other programs.)
+FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+
+#: The largest ratio of an image's sides. Brought to a short side of 256 a strip of 1 x 4,000 has 1,024,000 x 256.
+LONGEST = 16
+
+#: Bytes that decoding needs for a pixel at most: Pillow's own 4, its decoder's, a copy as RGB, one upright.
+BYTES_PER_PIXEL = 12
+
+_ORIENTATION = 0x0112  # the EXIF tag
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+
+
+class Budget:
+    """Bytes that all threads together may hold; who needs more than there is waits, or is alone.
+
+    Args:
+        total: How many.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.used = total, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def of(self, size: int) -> Iterator[None]:
+        """Hold so many bytes."""
+        size = min(size, self.total)
+        with self._changed:
+            self._changed.wait_for(lambda: self.used + size <= self.total)
+            self.used += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.used -= size
+                self._changed.notify_all()
+
+
+#: Of all images that are decoded at a time, by any number of workers.
+BUDGET = Budget(2 * 2**30)
+
+
+@lru_cache
+def _formats() -> list[str]:
+    """Those of :data:`FORMATS` that this Pillow reads."""
+    from PIL import Image
+
+    # Between this limit of Pillow's and twice it, where it refuses, BUDGET is the guard.
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """An image whose header is fit to be decoded: a known format of 8 bits, not a strip, not too large."""
+    from PIL import Image
+
+    with Image.open(path, formats=_formats()) as file:
+        if file.mode[0] in "IF":
+            raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
+        width, height = file.size
+        if max(width, height) > LONGEST * min(width, height):
+            raise ValueError(f"{width} x {height} pixels: expected sides of a ratio up to {LONGEST}")
+        yield file
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Width and height of an image as it is shown (see :func:`upright`), from its header alone."""
+    with opened(path) as file:
+        width, height = file.size
+        return (height, width) if _orientation(file) in _TURNED else (width, height)
+
+
+def _orientation(file: Image.Image) -> int:
+    """How the image is to be turned, from its header.
+
+    Pillow turns a TIFF itself, and would decode a PNG to look behind its pixels too.
+    """
+    known = "exif" in file.info if file.format == "PNG" else file.format != "TIFF"
+    found = file.getexif().get(_ORIENTATION, 1) if known else 1
+    return found if isinstance(found, int) else 1
+
+
+@contextmanager
+def upright(path: Path, enough: Callable[[int, int], tuple[int, int]]) -> Iterator[Image.Image]:
+    """An image as RGB, turned as its EXIF data say; it is within :data:`BUDGET` as long as the context lasts.
+
+    Args:
+        path: The file.
+        enough: From the width and height in the file to those that need not be exceeded: a JPEG is read at a half,
+            a quarter or an eighth of its size if that has both.
+    """
+    from PIL import Image
+
+    turns = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+    with opened(path) as file:
+        turn = turns.get(_orientation(file))
+        file.draft("RGB", enough(*file.size))
+        with BUDGET.of(file.width * file.height * BYTES_PER_PIXEL):
+            file.load()
+            image: Image.Image = file if file.mode == "RGB" else file.convert("RGB")
+            yield image if turn is None else image.transpose(turn)

@@ -1,0 +1,361 @@
+"""Images that somebody put in a folder to see what happens: narrow, huge, turned, damaged, badly named."""
+
+import io
+import struct
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+
+from rankgrad.lab.cli import main
+from rankgrad.lab.detection import batches
+from rankgrad.lab.detection import config as detection
+from rankgrad.lab.detection import data as detection_data
+from rankgrad.lab.detection import scenes as kept_scenes
+from rankgrad.lab.detection import voc
+from rankgrad.lab.detection.task import SceneSource
+from rankgrad.lab.recipes import run
+from rankgrad.lab.retrieval.images import augment, data
+from rankgrad.lab.retrieval.images.config import Data, View
+from rankgrad.lab.retrieval.images.source import decode
+from rankgrad.lab.retrieval.images.task import read_sources
+from rankgrad.lab.training import reuse
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.vision import decoding
+from rankgrad.lab.vision.images import Ragged, Store, like_sizes, whole
+from rankgrad.lab.vision.images import decode as decode_whole
+
+import images
+import scenes
+
+CPU = torch.device("cpu")
+VIEW = View(resize=256, crop=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+
+def png(width, height):
+    """A black image of any size in a few bytes, as zlib packs it."""
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    packer, rows = zlib.compressobj(9), b"\0" * (1 + (width + 7) // 8)
+    body = b"".join(packer.compress(rows) for _ in range(height)) + packer.flush()
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [(1, 4000), (4000, 1), (1, 17), (2_000_000, 1), (170, 10)])
+def test_strips_are_broken_and_never_decoded(tmp_path, monkeypatch, size):
+    (tmp_path / "strip.png").write_bytes(png(*size))
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    for read in (lambda path: decode(path, VIEW), lambda path: decode_whole(path, 1000)):
+        with pytest.raises(
+            ValueError, match=f"^{size[0]} x {size[1]} pixels: expected sides of a ratio up to 16$"
+        ):
+            read(tmp_path / "strip.png")
+
+
+def test_a_ratio_of_16_is_an_image(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(160, 10))
+    assert decode(tmp_path / "a.png", View(resize=20, crop=16)).shape == (20, 320, 3)
+
+
+def test_strips_in_a_folder_are_one_line(tmp_path):
+    root = images.folder_set(tmp_path / "data")
+    (root / "class1" / "strip.png").write_bytes(png(1, 4000))
+    with pytest.raises(SystemExit) as caught:
+        main(
+            [
+                "train",
+                "folder",
+                "--data",
+                str(root),
+                "--out",
+                str(tmp_path / "out"),
+                "backbone=tiny",
+                "weights=none",
+            ]
+        )
+    assert "1 of 37 images cannot be read: class1/strip.png: broken (1 x 4000 pixels" in caught.value.code
+
+
+def test_formats_that_start_programs_are_not_read(tmp_path):
+    with (tmp_path / "a.jpg").open("wb") as file:
+        Image.new("RGB", (20, 20)).save(file, "EPS")
+    with pytest.raises(OSError, match="cannot identify image file"):
+        decode(tmp_path / "a.jpg", VIEW)
+    for kind in ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"):
+        Image.new("RGB", (20, 20), (200, 10, 10)).save(tmp_path / "b.jpg", kind)
+        found = decode(tmp_path / "b.jpg", View(resize=20, crop=16))
+        assert (
+            found.shape == (20, 20, 3) and found[..., 0].float().mean() > 180 > 50 > found[..., 1].float().mean()
+        )
+
+
+def test_threads_share_a_budget():
+    budget, most, lock = decoding.Budget(100), [], threading.Lock()
+    held = [0]
+
+    def work(size):
+        with budget.of(size):
+            with lock:
+                held[0] += min(size, 100)
+                most.append(held[0])
+            time.sleep(0.002)
+            with lock:
+                held[0] -= min(size, 100)
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in [30, 50, 1000, 20, 60, 100, 5] * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(most) == 28 and 50 < max(most) <= 100 and budget.used == 0
+    with pytest.raises(KeyError), budget.of(100):
+        raise KeyError
+    assert budget.used == 0
+
+
+def test_large_images_are_decoded_one_at_a_time(tmp_path, monkeypatch):
+    """Sixteen workers, images of 12 x 40,000 bytes each, a budget of one and a half of them."""
+    for n in range(6):
+        (tmp_path / f"{n}.png").write_bytes(png(200, 200))
+    monkeypatch.setattr(decoding, "BUDGET", decoding.Budget(18 * 200 * 200))
+    inside, most, inner = [0], [], Image.Image.convert
+
+    def convert(self, *args, **options):
+        inside[0] += 1
+        most.append(inside[0])
+        time.sleep(0.01)
+        inside[0] -= 1
+        return inner(self, *args, **options)
+
+    monkeypatch.setattr(Image.Image, "convert", convert)
+    paths = sorted(tmp_path.glob("*.png"))
+    store = Store(paths, [p.name for p in paths], lambda p: decode(p, VIEW), cache="ram", workers=16, device=CPU)
+    assert not store.faults and len(store.cache) == 6 and max(most) == 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_detectors_read_large_images_reduced(tmp_path, kind):
+    pixels = np.zeros((900, 1600, 3), np.uint8)
+    pixels[300:600, 800:1200] = 255
+    Image.fromarray(pixels).save(tmp_path / "a.jpg", kind, **({"quality": 95} if kind == "JPEG" else {}))
+    for longest, shape in ((2000, (900, 1600)), (801, (900, 1600)), (800, (450, 800)), (200, (113, 200))):
+        found = decode_whole(tmp_path / "a.jpg", longest)
+        assert found.shape == (*shape, 3)
+        scale = shape[1] / 1600
+        inner = found[int(310 * scale) : int(590 * scale), int(810 * scale) : int(1190 * scale)]
+        assert inner.float().mean() > 245 and found[: int(280 * scale)].float().mean() < 10
+
+
+def test_boxes_follow_reduced_images(tmp_path):
+    base = tmp_path
+    (base / "Annotations").mkdir()
+    Image.fromarray(np.zeros((900, 1600, 3), np.uint8)).save(base / "a.png")
+    (base / "a.xml").write_text(scenes.annotation([("cat", (801, 301, 1200, 600), False)], (1600, 900)))
+    annotation = voc.read_annotation(base / "a.xml", base / "a.png")
+    made = kept_scenes.scenes_of([(base / "a.png", "a", annotation)], ("cat",), [])
+    source = SceneSource(made, detection.Data(name="voc"), 400, CPU, lambda done: None)
+    assert source.shapes.tolist() == [[225, 400]]
+    assert source.scenes.objects[0].boxes.tolist() == [[200.0, 75.0, 300.0, 150.0]]
+    untouched = SceneSource(made, detection.Data(name="voc"), 1000, CPU, lambda done: None)
+    assert untouched.scenes.objects[0].boxes.tolist() == [[800.0, 300.0, 1200.0, 600.0]]
+
+
+def turned(path, orientation, size=(64, 48), kind="JPEG"):
+    """A landscape with a white top left corner, stored so that a viewer has to turn it upright."""
+    pixels = np.zeros((size[1], size[0], 3), np.uint8)
+    pixels[: size[1] // 3, : size[0] // 3] = 255
+    image = Image.fromarray(pixels)
+    stored = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+    image = image.transpose(stored[orientation]) if orientation in stored else image
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(path, kind, exif=exif)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_images_are_turned_upright_for_retrieval_and_detection(tmp_path, orientation, kind):
+    turned(tmp_path / "a.jpg", orientation, kind=kind)
+    assert decoding.size_of(tmp_path / "a.jpg") == (64, 48)
+    for found in (decode(tmp_path / "a.jpg", View(resize=48, crop=48)), decode_whole(tmp_path / "a.jpg", 1000)):
+        assert found.shape == (48, 64, 3)
+        assert found[:12, :18].float().mean() > 220 and found[24:].float().mean() < 30
+
+
+def test_boxes_are_checked_against_the_turned_size(tmp_path):
+    root = scenes.voc_set(tmp_path)
+    config = detection.Data(name="voc", root=str(root), workers=2)
+    turned(root / "JPEGImages" / "000001.jpg", 6)  # 48 x 64 in the file, 64 x 48 as it is shown
+    (root / "Annotations" / "000001.xml").write_text(
+        scenes.annotation([("sky", (50, 1, 64, 48), False)], (64, 48))
+    )
+    train = detection_data.read(config).train
+    source = SceneSource(train, config, 1000, CPU, lambda done: None)
+    assert not source.faults and source.shapes[1].tolist() == [48, 64]
+    annotation = root / "Annotations" / "000001.xml"
+    annotation.write_text(scenes.annotation([("sky", (3, 50, 20, 60), False)], (0, 0)))
+    with pytest.raises(UserError, match=r"000001\.xml: .*nothing of the 64 x 48 pixels"):
+        detection_data.read(config)
+    annotation.write_text(scenes.annotation([("sky", (3, 50, 20, 60), False)], (48, 64)))
+    source = SceneSource(detection_data.read(config).train, config, 1000, CPU, lambda done: None)
+    assert source.faults == ["000001: broken (64 x 48 pixels, 48 x 64 in the annotation)"]
+
+
+@pytest.mark.parametrize("side", ["nan", "inf", "-inf", "1e9", "1e400", "2000000", "x"])
+def test_annotations_with_impossible_numbers(tmp_path, side):
+    root = scenes.voc_set(tmp_path)
+    config = detection.Data(name="voc", root=str(root), workers=2)
+    whole_file = (root / "Annotations" / "000001.xml").read_text()
+    for old, new in (("<width>64<", f"<width>{side}<"), ("<height>48<", f"<height>{side}<")):
+        (root / "Annotations" / "000001.xml").write_text(whole_file.replace(old, new))
+        with pytest.raises(UserError, match=r"000001\.xml: (width|height): expected a number of pixels"):
+            detection_data.read(config)
+    box = scenes.annotation([("sky", (3, 5, side, 10), False)])
+    (root / "Annotations" / "000001.xml").write_text(box)
+    with pytest.raises(UserError, match=r"000001\.xml: xmax: expected a number of pixels"):
+        detection_data.read(config)
+
+
+def test_annotations_that_are_too_large(tmp_path):
+    root = scenes.voc_set(tmp_path)
+    (root / "Annotations" / "000001.xml").write_text("<a>" + " " * 4_000_000)
+    with pytest.raises(UserError, match=r"000001\.xml: 4,000,003 bytes, expected at most 4,000,000"):
+        detection_data.read(detection.Data(name="voc", root=str(root), workers=2))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "a\0b"])
+def test_names_that_lead_out_of_the_folder(tmp_path, name):
+    root = scenes.voc_set(tmp_path / "voc")
+    listing = root / "ImageSets" / "Main" / "trainval.txt"
+    listing.write_text(f"000001\n{name}\n")
+    with pytest.raises(UserError, match=r"trainval\.txt line 2: expected a name inside the folder, received"):
+        detection_data.read(detection.Data(name="voc", root=str(root), workers=2))
+    for kind, make, place, line in (
+        ("cub", images.cub_set, "CUB_200_2011/images.txt", f"1 {name}"),
+        ("sop", images.sop_set, "Stanford_Online_Products/Ebay_test.txt", f"1 1 1 {name}"),
+        ("inshop", images.inshop_set, "Eval/list_eval_partition.txt", f"{name} id_1 train"),
+    ):
+        path = make(tmp_path / kind) / place
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[:3], line, *lines[4:]]))
+        with pytest.raises(UserError, match=f"{path} line 4: expected a name inside the folder, received"):
+            data.read(Data(name=kind, root=str(tmp_path / kind), counts="any"))
+
+
+def test_lists_that_are_broken(tmp_path):
+    root = scenes.voc_set(tmp_path / "voc")
+    (root / "ImageSets" / "Main" / "test.txt").write_bytes(b"000100\n\xff\xfe\n")
+    with pytest.raises(UserError, match=r"test\.txt line 2: expected UTF-8, received byte 0xff"):
+        detection_data.read(detection.Data(name="voc", root=str(root), workers=2))
+    sop = images.sop_set(tmp_path / "sop")
+    path = sop / "Stanford_Online_Products" / "Ebay_train.txt"
+    path.write_bytes(path.read_bytes() + b"caf\xe9")
+    with pytest.raises(UserError, match=rf"{path} line 38: expected UTF-8, received byte 0xe9"):
+        data.read(Data(name="sop", root=str(sop), counts="any"))
+    cub = images.cub_set(tmp_path / "cub")
+    for name in ("images.txt", "image_class_labels.txt"):
+        path = cub / "CUB_200_2011" / name
+        whole_file = path.read_text()
+        for wrong in ("x", "-3", "1.5", "9" * 5000, "\u00b2"):
+            path.write_text(whole_file.replace("4 ", f"{wrong} ", 1))
+            with pytest.raises(UserError, match=rf"{path} line 4: expected a number, received"):
+                data.read(Data(name="cub", root=str(cub), counts="any"))
+        path.write_text(whole_file)
+
+
+def ragged(*sizes):
+    generator = torch.Generator().manual_seed(0)
+    return Ragged.of([torch.randint(0, 256, (h, w, 3), dtype=torch.uint8, generator=generator) for h, w in sizes])
+
+
+def padded(batch):
+    """Pixels of the largest and of all groups a batch is laid out in."""
+    found = [
+        len(rows) * int(batch.height[rows].max()) * int(batch.width[rows].max()) for rows in like_sizes(batch)
+    ]
+    return max(found), sum(found)
+
+
+def test_a_batch_of_photographs_is_one_group():
+    batch = ragged((256, 384), (384, 256), (256, 256), (256, 500), (300, 256))
+    assert [rows.tolist() for rows in like_sizes(batch)] == [[0, 1, 2, 3, 4]]
+
+
+def test_one_wide_image_does_not_make_a_batch_wide(monkeypatch):
+    batch = ragged(*[(64, 80)] * 30, (64, 1024), (1024, 64), (64, 1000))
+    used = int((batch.height * batch.width).sum())
+    assert padded(batch)[1] < 4 * used < 33 * 1024 * 1024
+    assert sorted(torch.cat(like_sizes(batch)).tolist()) == list(range(33))
+    view = View(resize=64, crop=56, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    boxes, flips = augment.training_boxes(batch.height, batch.width, view, torch.Generator().manual_seed(0))
+    apart = augment.crops(batch, boxes, flips, view)
+    look = detection.View(short=60, long=100)
+    apart_canvas = batches.canvas(batch, flips, look)
+    for module in (augment, batches):
+        monkeypatch.setattr(module, "like_sizes", lambda images: [torch.arange(len(images))])
+    torch.testing.assert_close(apart, augment.crops(batch, boxes, flips, view), rtol=1e-4, atol=1e-4)
+    together = batches.canvas(batch, flips, look)
+    torch.testing.assert_close(apart_canvas.images, together.images, rtol=1e-4, atol=1e-3)
+    assert apart_canvas.sizes == together.sizes
+
+
+def test_groups_are_bounded(monkeypatch):
+    monkeypatch.setattr("rankgrad.lab.vision.images._SIDE_BY_SIDE", 50_000)
+    batch = ragged(*[(64, 80)] * 33, (200, 300))
+    assert max(len(rows) * 64 * 80 for rows in like_sizes(batch)[:-1]) <= 50_000
+    assert padded(batch)[0] <= 60_000  # an image alone may be larger
+    for rows in like_sizes(batch):
+        assert whole(batch.rows(rows)).shape[0] == len(rows)
+
+
+def test_many_parts_are_joined(monkeypatch):
+    monkeypatch.setattr("rankgrad.lab.vision.images._AT_A_TIME", 3)
+    sources = [torch.full((2 + n % 3, 4, 3), n, dtype=torch.uint8) for n in range(10)]
+    store = Store(sources, [str(n) for n in range(10)], lambda s: s, cache="ram", workers=2, device=CPU)
+    assert all(torch.equal(store.image(n), sources[n]) for n in range(10))
+    parts = [ragged((2, 3)), ragged((4, 5))]
+    Ragged.joined(parts)
+    assert parts == []  # freed on the way
+
+
+def test_what_is_read_is_what_is_on_disk(tmp_path):
+    root = images.folder_set(tmp_path / "data")
+    config = Data(name="folder", root=str(root))
+    view = View(resize=16, crop=12, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    before = read_sources(config, view, CPU, train=True)
+    images.image(root / "class0" / "new.png", 0, 99)
+    (root / "class1" / "0.png").unlink()
+    after = read_sources(config, view, CPU, train=True)
+    names = [{*s.train.items.names, *s.query.items.names} for s in (before, after)]
+    assert names[1] - names[0] == {"class0/new.png"} and names[0] - names[1] == {"class1/0.png"}
+
+
+def test_seeds_read_once(tmp_path, monkeypatch):
+    calls = []
+    inner = data.read
+    monkeypatch.setattr(data, "read", lambda config: calls.append(config) or inner(config))
+    for _ in range(2):
+        run.run("digits", ["epochs=1", "evaluate_first=false"], out=str(tmp_path / f"{len(calls)}"), seeds=2)
+    assert len(calls) == 2
+    reader = reuse.read_once(lambda *args, **kwargs: object())
+    assert reader(1) is not reader(1)
+    with reuse.shared():
+        first = reader(1, a=2)
+        assert reader(1, a=2) is first
+        with reuse.shared():
+            assert reader(1, a=2) is first
+        assert reader(1, a=3) is not first and reader(1, a=2) is not first
+    assert reader(1) is not reader(1)
+
+
+def test_pngs_are_what_they_say():
+    """The tests' own drawing of PNGs."""
+    with Image.open(io.BytesIO(png(33, 5))) as file:
+        assert file.size == (33, 5) and not np.array(file).any()
