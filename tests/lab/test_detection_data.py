@@ -58,7 +58,7 @@ BROKEN = {
     "document type": scenes.annotation([], extra='<!DOCTYPE x [<!ENTITY a "b">]>'),
     "an object without name": "<annotation><object><bndbox/></object></annotation>",
     "a box without xmin": "<annotation><object><name>leaf</name><bndbox/></object></annotation>",
-    "xmin: expected a number, received 'a'": scenes.annotation([("leaf", ("a", 1, 2, 3), False)]),
+    "xmin: expected a number of pixels up to 1,000,000, received 'a'": scenes.annotation([("leaf", ("a", 1, 2, 3), False)]),
     "a box of leaf with nothing of the 64 x 48 pixels in it (9, 9, 4, 12)": scenes.annotation(
         [("leaf", (9, 9, 4, 12), False)]
     ),
@@ -217,7 +217,7 @@ def test_images_that_are_not_what_they_seem(tmp_path):
         path = tmp_path / "Annotations" / "000003.xml"
         path.write_text(re.sub("<size>.*</size>", size, path.read_text()))
         config = Data(name="voc", root=str(tmp_path), broken="skip")
-        faults = SceneSource(data.read(config).train, config, torch.device("cpu"), lambda done: None).faults
+        faults = SceneSource(data.read(config).train, config, 1000, torch.device("cpu"), lambda done: None).faults
         assert faults == [
             "000001: broken (48 x 64 pixels, 64 x 48 in the annotation)",
             "000002: broken (expected 8 bits a channel, received Pillow's mode I;16)",
