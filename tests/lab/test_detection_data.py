@@ -58,7 +58,9 @@ BROKEN = {
     "document type": scenes.annotation([], extra='<!DOCTYPE x [<!ENTITY a "b">]>'),
     "an object without name": "<annotation><object><bndbox/></object></annotation>",
     "a box without xmin": "<annotation><object><name>leaf</name><bndbox/></object></annotation>",
-    "xmin: expected a number of pixels up to 1,000,000, received 'a'": scenes.annotation([("leaf", ("a", 1, 2, 3), False)]),
+    "xmin: expected a number of pixels up to 1,000,000, received 'a'": scenes.annotation(
+        [("leaf", ("a", 1, 2, 3), False)]
+    ),
     "a box of leaf with nothing of the 64 x 48 pixels in it (9, 9, 4, 12)": scenes.annotation(
         [("leaf", (9, 9, 4, 12), False)]
     ),

@@ -12,11 +12,10 @@ import torch
 from PIL import Image, ImageFile
 
 from rankgrad.lab.cli import main
-from rankgrad.lab.detection import batches
+from rankgrad.lab.detection import batches, voc
 from rankgrad.lab.detection import config as detection
 from rankgrad.lab.detection import data as detection_data
 from rankgrad.lab.detection import scenes as kept_scenes
-from rankgrad.lab.detection import voc
 from rankgrad.lab.detection.task import SceneSource
 from rankgrad.lab.recipes import run
 from rankgrad.lab.retrieval.images import augment, data
@@ -359,3 +358,20 @@ def test_pngs_are_what_they_say():
     """The tests' own drawing of PNGs."""
     with Image.open(io.BytesIO(png(33, 5))) as file:
         assert file.size == (33, 5) and not np.array(file).any()
+
+
+def test_coco_files_stay_in_their_folder(tmp_path):
+    import json
+
+    from rankgrad.lab.detection import coco
+
+    (tmp_path / "train").mkdir()
+    for file, message in (
+        ({"file_name": "../x.png"}, r"images\.0: expected a name inside the folder, received '\.\./x\.png'"),
+        ({"file_name": "x.png", "width": 1e9, "height": 3}, r"images\.0\.width"),
+        ({"file_name": "x.png", "width": 3, "height": -1}, r"images\.0\.height"),
+    ):
+        content = {"images": [{"id": 1, **file}], "annotations": [], "categories": []}
+        (tmp_path / "train" / "_annotations.coco.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=rf"_annotations\.coco\.json: {message}"):
+            coco.read_split(tmp_path, "train")

@@ -13,7 +13,6 @@ from torch import Tensor
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.vision import decoding
 
-
 #: No image has a longer side, in pixels.
 LARGEST = 1_000_000
 
@@ -57,7 +56,6 @@ class Scenes:
             [self.objects[i] for i in kept],
             [self.sizes[i] for i in kept],
         )
-
 
     def resized(self, shapes: Tensor) -> Scenes:
         """With boxes in pixels of images of these shapes, ``[N, 2]`` (height, width)."""
