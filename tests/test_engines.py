@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rankgrad
-from rankgrad.engine import cpu, cuda, dispatch, ops, reference
+from rankgrad.engine import cpu, cuda, dispatch, ops, reference, spread
 from rankgrad.engine.request import Answer, Request
 
 from cases import (
@@ -39,6 +39,7 @@ def test_equal_to_the_reference(kind, share):
         data = make(kind, shape, share, dtype=DTYPES[number % 3], masked=number % 2 == 1, seed=number)
         for margin in (0.0, 0.25):
             moved += assert_equal_to_reference(cpu, *data, form, lam=50.0, margin=margin)
+            moved += assert_equal_to_reference(cpu, *data, form, reach="window", strength=0.4, margin=margin)
     if 0 < share < 1:
         assert moved > 0
 
@@ -53,6 +54,41 @@ def test_one_long_list_in_chunks(kind, threads, monkeypatch):
     for share, masked in ((0.001, False), (0.3, True), (0.96, False)):
         data = make(kind, (1, 1, 70_001), share, masked=masked)
         assert_equal_to_reference(cpu, *data, "log_ap", lam=20.0, margin=0.1)
+        assert_equal_to_reference(cpu, *data, "log_ap", reach="window", strength=0.3, margin=0.1)
+
+
+@needs_numba
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_ragged_lists(threads, masked):
+    """Lists of no item, one, a few and many behind one another; two calls of different lists."""
+    torch.set_num_threads(threads)
+    offsets = torch.tensor([[0, 0, 1, 3, 3, 60, 61, 400], [0, 10, 20, 30, 40, 390, 400, 400]])
+    for number, kind in enumerate(KINDS):
+        data = make(kind, (2, 400), 0.2, masked=masked, dtype=DTYPES[number % 3])
+        for reach in ({"reach": "lam", "strength": 5.0}, {"reach": "window", "strength": 0.4}):
+            given = {"offsets": offsets, "margin": 0.1, **reach}
+            assert_equal_to_reference(cpu, *data, FORMS[number % len(FORMS)], **given)
+        asked = request(*data, "ap", offsets=offsets)
+        for a, b in zip(cpu.standings(asked), reference.standings(asked), strict=True):
+            assert torch.equal(a, b)
+
+
+@needs_numba
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_moments(dtype):
+    scores, _, mask = make("infinities", (3, 2, 1001), 0.1, dtype=dtype, masked=True)  # too few for the kernels
+    for exists in (None, mask):
+        got, expected = cpu.moments(scores, exists), spread.moments(scores, exists)
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@needs_numba
+def test_shares_of_the_spread_are_those_of_each_call():
+    data = make("random", (3, 2, 400), 0.2)
+    spreads = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
+    given = {"reach": "share", "strength": 0.7, "margin": 0.5, "margin_is_share": True, "spread": spreads}
+    assert assert_equal_to_reference(cpu, *data, "log_ap", **given) > 0
 
 
 @needs_numba
@@ -63,7 +99,7 @@ def test_words_are_sorted_by_key_and_then_by_place(chunks, keys):
     draw = np.random.default_rng(0)
     places = draw.permutation(70_001).astype(np.uint64)
     words = draw.integers(keys, size=len(places), dtype=np.uint64) << np.uint64(32) | places
-    one = object.__new__(cpu._List)
+    one = object.__new__(cpu._LongList)
     one.kernels, one.chunks, one._spare = cpu._numba_kernels(), chunks, np.empty_like(words)
     expected = np.sort(words)
     np.testing.assert_array_equal(one._sort(words), expected)
@@ -75,7 +111,7 @@ def test_only_very_long_lists_are_shared():
     chunks = {}
     for shape in ((1, 2**18 - 1), (1, 2**18), (3, 2**18), (2, 100)):
         scores = torch.zeros(shape)
-        chunks[shape] = cpu._Rows(scores, scores.bool(), None, 0.0).chunks
+        chunks[shape] = cpu._Lists(Request(scores[None], scores[None].bool())).chunks
     assert chunks == {(1, 2**18 - 1): 1, (1, 2**18): 3, (3, 2**18): 1, (2, 100): 1}
 
 
@@ -125,6 +161,21 @@ def stand_in_for_triton(monkeypatch):
 
     yield put
     dispatch.has_triton.cache_clear()
+
+
+def test_forms_are_numbered_in_the_kernels_as_in_the_table():
+    pytest.importorskip("numba")
+    from rankgrad.engine import forms
+    from rankgrad.engine._kernels import forms_cpu
+
+    above, own, tables = torch.arange(40), torch.arange(40) % 7 + 1, torch.rand(2, 9, dtype=torch.float64)
+    for name in forms.FORMS:
+        assert getattr(forms_cpu, name.upper()) == forms.code(name)
+        values, slopes = forms.terms(name, tables, above, own)
+        for c, r, value, slope in zip(above.tolist(), own.tolist(), values, slopes, strict=True):
+            given = forms.code(name), tables.numpy(), c, float(r)
+            assert np.isclose(forms_cpu.value_of.py_func(*given), value, rtol=1e-14, atol=0)
+            assert np.isclose(forms_cpu.slope_of.py_func(*given), slope, rtol=1e-14, atol=0)
 
 
 def test_where_triton_can_be_used(stand_in_for_triton):
@@ -182,7 +233,7 @@ with rankgrad.engine.dispatch.forced(rankgrad.engine.reference):
     y = scores.clone().requires_grad_()
     rankgrad.average_precision_loss(y, relevance, lam=7.0, margin=0.1).backward()
 assert torch.equal(x.grad, y.grad) and x.grad.abs().sum() > 0
-assert "rankgrad.engine._kernels.stream_cpu" not in sys.modules
+assert "rankgrad.engine._kernels.lists_cpu" not in sys.modules
 print(*(w.message for w in caught), sep="\\n")
 """
 

@@ -1,13 +1,15 @@
-"""The hard work behind the losses: scores, relevance, mask in; integers (counts and rank changes) out.
+"""The hard work behind the losses: one :class:`~rankgrad.engine.request.Request` in, one ``Answer`` out.
 
-Every engine offers the same two steps, on ``[calls, lists, n]`` tensors:
+A request holds the lists, the form of the loss and how far relevant items look up; an answer the loss of every
+list and its gradient up to a factor. Every engine (:mod:`~rankgrad.engine.reference`, :mod:`~rankgrad.engine.cpu`,
+:mod:`~rankgrad.engine.cuda`) has the same two functions:
 
-``relevant_ranks``
-    (scores, relevance, mask, margin) -> for the relevant items of each list, best first, how many
-    irrelevant items stand at or above them.
-``rank_changes``
-    (the same, and a score step for each relevant item) -> how far every item's rank moves.
+``evaluate``
+    request -> answer.
+``standings``
+    request -> where the relevant items stand; what metrics are made of.
 
-Between the two, a loss turns counts into numbers and steps in plain torch (:mod:`rankgrad.engine.forms`).
-Engines compute integers only, so they can be held equal to the bit.
+Gradients are made of integers (counts and rank changes, or sums of slopes in units of a power of two), so engines
+can be held equal to the bit. :mod:`~rankgrad.engine.ops` makes ops of torch of them, with autograd, vmap and
+torch.compile.
 """

@@ -1,4 +1,8 @@
-"""The CPU engine: Numba kernels in threads."""
+"""The CPU engine: Numba kernels in threads.
+
+Many lists are shared out among the threads, each list one thread's work (``lists_cpu.some_lists``). A few long
+ones are gone through one by one, all threads at work on each (:class:`_LongList`).
+"""
 
 import functools
 import importlib.util
@@ -6,15 +10,15 @@ import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rankgrad.engine import reference
 from rankgrad.engine.forms import code
+from rankgrad.engine.layouts import layout_of
 from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.request import Answer, Request
 
@@ -25,7 +29,7 @@ _DENSE = 4  # one relevant item in so many, or more: sort the irrelevant items t
 
 
 @functools.cache
-def _numba_kernels() -> ModuleType | None:
+def _numba_kernels() -> SimpleNamespace | None:
     if importlib.util.find_spec("numba") is None:
         warnings.warn(
             "rankgrad: Numba is not installed; using the slower sorts of torch (pip install numba)",
@@ -37,7 +41,7 @@ def _numba_kernels() -> ModuleType | None:
 
         if vars(numba.config)["DISABLE_JIT"]:  # as Python they would take minutes
             return None
-        from rankgrad.engine._kernels import stream_cpu
+        from rankgrad.engine._kernels import lists_cpu, placing_cpu, words_cpu
     except (ImportError, RuntimeError) as reason:  # another NumPy than it wants; no place for its cache
         warnings.warn(
             f"rankgrad: Numba is installed but cannot be used ({reason}); using the slower sorts of "
@@ -45,7 +49,20 @@ def _numba_kernels() -> ModuleType | None:
             stacklevel=2,
         )
         return None
-    return stream_cpu
+    modules: tuple[ModuleType, ...] = (words_cpu, placing_cpu, lists_cpu)
+    return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
+
+
+def supports(request: Request) -> bool:
+    """Whether the kernels take a request: a 32-bit key and a 32-bit index make a word."""
+    # The gradient by a window takes the memory of 32-bit places.
+    longest = 2**31 if request.by_window else 2**32
+    return request.scores.shape[-1] < longest and reads(request.scores.dtype)
+
+
+def reads(dtype: torch.dtype) -> bool:
+    """Whether there are kernels for scores of a dtype."""
+    return dtype in _DTYPES and _numba_kernels() is not None
 
 
 @functools.cache
@@ -73,51 +90,60 @@ def _decoding(dtype: torch.dtype) -> Any:
     return torch.arange(2**16, dtype=torch.int32, device="cpu").to(torch.uint16).view(dtype).float().numpy()
 
 
-def _in_large_pages(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Room in large pages, for which NumPy asks and torch does not: page faults were a fifth of a call."""
-    return torch.from_numpy(np.empty(shape, np.int32 if dtype == torch.int32 else np.int64))
+def _flat(scores: Tensor) -> Any:
+    """Scores as NumPy has them: float32, or the bits of 16."""
+    scores = scores.detach().contiguous().view(-1)
+    return (scores if scores.dtype == torch.float32 else scores.view(torch.uint16)).numpy()
 
 
-class _Rows:
-    """The lists of all calls as rows of NumPy arrays, in the form the kernels take."""
+def _flags(flags: Tensor | None) -> Any:
+    """Bools as the bytes they are; nothing for None."""
+    if flags is None:
+        return np.empty(0, np.uint8)
+    return flags.contiguous().view(-1).view(torch.uint8).numpy()
 
-    def __init__(self, scores: Tensor, relevance: Tensor, mask: Tensor | None, margin: float) -> None:
-        n = scores.shape[-1]
-        self.decode = _decoding(scores.dtype)
-        rows = scores.detach().contiguous().reshape(-1, n)
-        self.scores = (rows if scores.dtype == torch.float32 else rows.view(torch.uint16)).numpy()
-        self.relevance = relevance.contiguous().reshape(-1, n).view(torch.uint8).numpy()
-        self.masked = mask is not None
-        exists = relevance.new_empty(len(rows), 0) if mask is None else mask.contiguous().reshape(-1, n)
-        self.mask = exists.view(torch.uint8).numpy()
-        self.half = np.float32(margin / 2)
+
+class _Lists:
+    """The lists of all calls, one behind the other, in the form the kernels take."""
+
+    def __init__(self, request: Request) -> None:
+        scores, n = request.scores, request.scores.shape[-1]
+        calls, per_call = request.shape
+        flags = _flags(request.relevance), _flags(request.mask)
+        self.arrays = _flat(scores), _decoding(scores.dtype), *flags, request.mask is not None
+        if request.offsets is None:
+            self.offsets = np.arange(calls * per_call + 1, dtype=np.int64) * n
+        else:
+            begins = request.offsets + torch.arange(calls, device=scores.device).unsqueeze(-1) * n
+            self.offsets = torch.cat([begins[:, :-1].reshape(-1), begins[-1:, -1]]).numpy()
+        self.halves = _of_each(request.half_margin(), calls, per_call, np.float32)
         self.threads = torch.get_num_threads()
+        # Whether to go through the lists one by one, rather than to give each thread some lists.
+        self.long = request.offsets is None and n >= _LONG and calls * per_call < max(self.threads, 2)
+        # In how many parts to cut a list.
+        self.chunks = self.threads if self.long and n >= _SHARED else 1
 
     def __len__(self) -> int:
-        return len(self.scores)
-
-    @property
-    def long(self) -> bool:
-        """Whether to go through the lists one by one, rather than to give each thread some lists."""
-        return self.scores.shape[1] >= _LONG and len(self) < max(self.threads, 2)
-
-    @property
-    def chunks(self) -> int:
-        """In how many parts to cut a list."""
-        return self.threads if self.long and self.scores.shape[1] >= _SHARED else 1
-
-    def all(self) -> tuple[Any, ...]:
-        return self.scores, self.decode, self.relevance, self.mask, self.masked, self.half
+        return len(self.offsets) - 1
 
     def row(self, at: int) -> tuple[Any, ...]:
-        return self.scores[at], self.decode, self.relevance[at], self.mask[at], self.masked, self.half
+        scores, decode, relevance, mask, masked = self.arrays
+        part = slice(self.offsets[at], self.offsets[at + 1])
+        return scores[part], decode, relevance[part], mask[part], masked, self.halves[at]
 
 
-class _List:
+def _of_each(value: float | Tensor, calls: int, per_call: int, dtype: Any) -> Any:
+    """A number of all calls, or of each, for every list."""
+    if isinstance(value, Tensor):
+        return value.repeat_interleave(per_call).numpy().astype(dtype)
+    return np.full(calls * per_call, value, dtype)
+
+
+class _LongList:
     """One list, step by step, in chunks: what ``one_list`` of the kernels does in one go."""
 
-    def __init__(self, kernels: Any, row: tuple[Any, ...], out: Any, chunks: int) -> None:
-        self.kernels, self.row, self.out, self.chunks = kernels, row, out, chunks
+    def __init__(self, kernels: Any, row: tuple[Any, ...], out: Any, floats: Any, chunks: int) -> None:
+        self.kernels, self.row, self.out, self.chunks, self.floats = kernels, row, out, chunks, floats
         self._counts = out.dtype
         relevance, mask, masked = row[2:5]
         counts = np.empty((chunks, 2), np.int64)
@@ -126,14 +152,14 @@ class _List:
         p, self.items = (int(total) for total in counts.sum(0))
         others = self.items - p if p * _DENSE > self.items else 0
         self.words, self._spare = np.empty(p, np.uint64), np.empty(max(p, others, 1), np.uint64)
-        _each(chunks, lambda chunk: kernels.gather_words(*row, counts, self.words, chunk))
+        _each(chunks, lambda chunk: kernels.gather_words(row, counts, self.words, chunk))
         self._others = None
         if others:
             self._others = np.empty(others, np.uint64)
-            nan = _each(chunks, lambda chunk: kernels.gather_others(*row, counts, self._others, out, chunk))
+            nan = _each(chunks, lambda chunk: kernels.gather_others(row, counts, self._others, out, chunk))
             self._others = self._sort(self._others)
         self.words = self._sort(self.words)
-        self.above, self.nan = self._place(again=False)
+        self.above, self.nan = self._place(kernels.PLACES)
         if others:
             self.nan = any(nan)
 
@@ -155,89 +181,120 @@ class _List:
         self.kernels.order_ties(words)
         return words
 
-    def _place(self, *, again: bool) -> tuple[Any, bool]:
+    def _place(self, mode: int, sums: Any = None, unit: float = 1.0) -> tuple[Any, bool]:
+        kernels, p, chunks = self.kernels, len(self.words), self.chunks
+        sums = np.empty(0, np.int64) if sums is None else sums
+        moved = mode, sums, unit, p, self.floats
         if self._others is not None:
-            above = self._spare.view(self._counts)[: len(self.words)]
-            merge = self.kernels.merge
+            above = np.empty(p, self._counts) if mode == kernels.SUMS else self._spare.view(self._counts)[:p]
             _each(
-                self.chunks,
-                lambda chunk: merge(self.words, self._others, self.out, again, above, chunk, self.chunks),
+                chunks,
+                lambda chunk: kernels.merge(self.words, self._others, self.out, moved, above, chunk, chunks),
             )
             return above, False
-        n = len(self.row[2])
-        levels, table, best, scale = self.kernels.prepare(self.words, self._spare, n, self.out)
-        best, scale = np.float32(best), np.float32(scale)  # Numba hands out Python's doubles
-        counts = self.kernels.no_counts(self.chunks, len(self.words), table)
-        nan = _each(
-            self.chunks,
-            lambda chunk: self.kernels.stream(
-                *self.row, levels, table, best, scale, self.out, again, counts, chunk
-            ),
-        )
-        return self.kernels.sum_counts(counts), any(nan)
+        cells = kernels.prepare(self.words, self._spare, len(self.row[2]), self.out)
+        cells = cells[0], cells[1], np.float32(cells[2]), np.float32(cells[3])  # Numba hands out Python's doubles
+        counts = kernels.no_counts(chunks, p, cells[1])
+        nan = _each(chunks, lambda chunk: kernels.stream(self.row, cells, self.out, moved, counts, chunk))
+        return kernels.sum_counts(counts), any(nan)
 
-    def steps(self) -> Any:
-        """Room for a score step of each slot: what sorting needs lies idle between the sorts."""
-        p = len(self.words)
-        return np.empty(p, np.float32) if self._counts == np.int64 else self._spare.view(np.float32)[p : 2 * p]
+    def loss(self, form: int, tables: Any) -> float:
+        return np.nan if self.nan else self.kernels.list_loss(form, tables, self.above, len(self.words))
 
-    def move(self, steps: Any) -> None:
-        """Step two: ``out`` turns from places into rank changes."""
+    def move(self, form: int, tables: Any, per_list: float) -> None:
+        """``out`` turns from places into rank changes; a slot moves by ``per_list`` times its slope."""
         if len(self.words) == 0:
             self.out[:] = 0
             return
-        self.kernels.lift(self.words, self.above, steps, self.out)
+        self.kernels.lift(self.words, self.above, form, tables, per_list, self.out)
         self.words = self._sort(self.words)
-        above, _ = self._place(again=True)
+        above, _ = self._place(self.kernels.CHANGES)
         self.kernels.settle(self.words, above, self.out)
 
+    def move_all(self, form: int, tables: Any, window: float) -> None:
+        """``out`` turns from places into sums of slopes, as float32: all slots move by the window."""
+        if len(self.words) == 0:
+            self.out[:] = 0
+            return
+        kernels, p = self.kernels, len(self.words)
+        sums, unit = kernels.sum_slopes(self.above, p, form, tables)
+        kernels.lift_all(self.words, np.float32(window))
+        after, _ = self._place(kernels.SUMS, sums, unit)
+        kernels.settle_all(self.words, self.above, after, form, tables, self.floats)
 
-def supports(request: Request) -> bool:
-    """Whether the kernels take a request: they may be missing, and a 32-bit key and a 32-bit index make a word."""
-    return (
-        request.scores.dtype in _DTYPES
-        and request.scores.shape[-1] < 2**32
-        and request.offsets is None
-        and not request.by_window
-        and not request.margin_is_share
-        and _numba_kernels() is not None
-    )
+
+def moments(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The moments of each call's scores; see :func:`rankgrad.engine.spread.moments`."""
+    kernels: Any = _numba_kernels()
+    out = torch.empty(scores.shape[0], 4, dtype=torch.float64, device=scores.device)
+    for call, row in enumerate(scores):
+        flags = _flags(None if mask is None else mask[call])
+        found = kernels.moments(_flat(row), _decoding(scores.dtype), flags, mask is not None)
+        out[call] = torch.tensor(found, dtype=torch.float64, device=scores.device)
+    return out
 
 
 def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
-    return reference.standings(request)
+    kernels: Any = _numba_kernels()
+    lists = _Lists(request)
+    above = torch.zeros(request.scores.shape, dtype=torch.int64, device=request.scores.device)
+    own = torch.zeros_like(above)
+    poison = torch.empty(request.shape, dtype=torch.float64, device=above.device)
+    outputs = [tensor.view(-1).numpy() for tensor in (above, own, poison)]
+    threads = max(1, min(lists.threads, len(lists)))
+    run = functools.partial(kernels.some_standings, lists.arrays, lists.offsets, lists.halves, *outputs)
+    _each(threads, lambda chunk: run(chunk, threads))
+    return above, own, poison
 
 
 def evaluate(request: Request) -> Answer:
     """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
     kernels: Any = _numba_kernels()
-    scores, mask, lists, lam = request.scores, request.mask, request.lists, request.strength
-    calls, per_call, n = scores.shape
-    rows = _Rows(scores, request.relevance, mask, request.margin)
-    if lists is None:
+    scores, counting = request.scores, request.lists
+    (calls, per_call), n, by_window = request.shape, request.scores.shape[-1], request.by_window
+    lists = _Lists(request)
+    if counting is None:
         found = torch.empty(calls, per_call, dtype=torch.bool, device=scores.device)
-        kernels.lists_with_relevant(rows.relevance, rows.mask, rows.masked, found.view(-1).numpy())
-        lists = found.sum(-1)
-    items = torch.full((calls, per_call), n, device=scores.device) if mask is None else mask.sum(-1)
-    divisor = lam * items.clamp(min=1).double()
-    changes = _in_large_pages(calls, per_call, n if request.with_gradient else 0, dtype=count_dtype(n))
+        kernels.lists_with_relevant(*lists.arrays[2:], lists.offsets, found.view(-1).numpy())
+        counting = found.sum(-1)
+    reach = request.window() if by_window else request.strength
+    divisor = _divisor(request, reach, counting, lists.offsets)
+    # Room in large pages, for which NumPy asks and torch does not: page faults were a fifth of a call.
+    kind = np.int32 if count_dtype(n) == torch.int32 else np.int64
+    out = np.empty((*scores.shape[:-1], n if request.with_gradient else 0), kind)
+    gradient = torch.from_numpy(out.view(np.float32) if by_window else out)
+    flat = out.reshape(-1)
+    floats = flat.view(np.float32)
     losses = torch.empty(calls, per_call, dtype=torch.float64, device=scores.device)
-    tables = np.zeros((2, 1)) if request.tables is None else request.tables.numpy()
-    out, into = changes.view(calls * per_call, -1).numpy(), losses.view(-1).numpy()
-    counting = lists.repeat_interleave(per_call).numpy()
-    arguments = (code(request.form), tables)
-    if not rows.long:
-        threads = min(rows.threads, max(1, len(rows)))
-        run = functools.partial(kernels.some_lists, *rows.all(), *arguments, lam, counting, out, into)
+    into = losses.view(-1).numpy()
+    form, tables = code(request.form), np.zeros((2, 1)) if request.tables is None else request.tables.numpy()
+    strengths = _of_each(reach, calls, per_call, np.float64)
+    counted = counting.repeat_interleave(per_call).numpy()
+    if not lists.long:
+        threads = max(1, min(lists.threads, len(lists)))
+        given = lists.arrays, lists.offsets, lists.halves, form, tables, by_window, strengths, counted
+        run = functools.partial(kernels.some_lists, *given, flat, floats, into)
         _each(threads, lambda chunk: run(chunk, threads))
-        return Answer(losses, changes, divisor, lists)
-    for at in range(len(rows)):
-        one = _List(kernels, rows.row(at), out[at], rows.chunks)
-        p = len(one.words)
-        steps = one.steps()
-        per_list = lam * one.items / max(int(counting[at]), 1) / max(p, 1)
-        into[at] = np.nan if one.nan else kernels.terms(*arguments, one.above, per_list, steps)
-        if request.with_gradient:
-            one.move(steps)
-    return Answer(losses, changes, divisor, lists)
+        return Answer(losses, gradient, divisor, counting)
+    for at in range(len(lists)):
+        part = slice(lists.offsets[at], lists.offsets[at + 1])
+        one = _LongList(kernels, lists.row(at), flat[part], floats[part], lists.chunks)
+        into[at] = one.loss(form, tables)
+        if request.with_gradient and by_window:
+            one.move_all(form, tables, strengths[at])
+        elif request.with_gradient:
+            p = max(len(one.words), 1)
+            one.move(form, tables, strengths[at] * one.items / max(int(counted[at]), 1) / p)
+    return Answer(losses, gradient, divisor, counting)
+
+
+def _divisor(request: Request, reach: float | Tensor, counting: Tensor, offsets: Any) -> Tensor:
+    """What the gradient is divided by: the window times the lists that count, or lambda times a list's items."""
+    if request.by_window:
+        return (counting.clamp(min=1).double() * reach).unsqueeze(-1).repeat(1, request.shape[1])
+    if request.mask is not None:
+        items = layout_of(request).total(request.mask.long())
+    else:
+        items = torch.from_numpy(np.diff(offsets)).reshape(request.shape)
+    return reach * items.clamp(min=1).double()

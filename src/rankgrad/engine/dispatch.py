@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
+from torch import Tensor
+
 from rankgrad.engine import cpu, cuda, reference
 from rankgrad.engine.request import Request
 
@@ -42,12 +44,17 @@ def forced(engine: ModuleType) -> Iterator[None]:
         _forced.pop()
 
 
+def large_on_cpu(scores: Tensor) -> bool:
+    """Whether scores are on the CPU, and many enough for Numba's kernels; False where an engine is forced."""
+    return not _forced and scores.device.type == "cpu" and scores.numel() >= SMALL_ON_CPU
+
+
 def engine_for(request: Request) -> ModuleType:
     """The engine for a request."""
     if _forced:
         return _forced[-1]
     device = request.scores.device.type
-    if device == "cpu" and request.scores.numel() >= SMALL_ON_CPU and cpu.supports(request):
+    if large_on_cpu(request.scores) and cpu.supports(request):
         return cpu
     if device == "cuda" and cuda.supports(request) and has_triton():
         return cuda

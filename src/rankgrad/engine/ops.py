@@ -6,6 +6,7 @@ each of its elements a call.
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
 import inspect
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,15 +25,16 @@ _BLOCK = 1 << 18  # numbers scaled at a time: they stay in the cache
 # ---------------------------------------------------------------------------- reading the arguments
 
 
-def _ready(request: Request) -> tuple[Request, Tensor | None]:
-    """The request with bool relevance and its spread, values checked; and NaN for lists whose relevance is odd.
+def _ready(request: Request) -> tuple[ModuleType, Request, Tensor | None]:
+    """The engine, the request with bool relevance and its spread, values checked; NaN where relevance is odd.
 
     Where checking would wait for the device, odd relevance makes a loss NaN instead; the kernels of a GPU see to
     that themselves.
     """
+    engine = engine_for(request)
     checked = waits_for_checks(request.scores, request.check_finite)
     relevance, mask, poison = request.relevance, request.mask, None
-    if relevance.dtype != torch.bool and (checked or engine_for(request) is not cuda):
+    if relevance.dtype != torch.bool and (checked or engine is not cuda):
         relevant = relevance != 0
         odd = relevant & (relevance != 1)
         odd = odd if mask is None else odd & mask
@@ -51,13 +53,13 @@ def _ready(request: Request) -> tuple[Request, Tensor | None]:
             )
     if request.needs_spread and request.spread is None:
         request = request._replace(spread=spread(request.scores, mask, request.dtype))
-    return request, poison
+    return engine, request, poison
 
 
 def evaluate(request: Request) -> Answer:
     """The loss of every list and its gradient, without autograd and past torch's dispatcher."""
-    asked, poison = _ready(request)
-    answer: Answer = engine_for(asked).evaluate(asked)
+    engine, asked, poison = _ready(request)
+    answer: Answer = engine.evaluate(asked)
     if poison is not None:
         answer = answer._replace(losses=answer.losses + poison)
     if waits_for_checks(request.scores, request.check_finite):
@@ -100,8 +102,8 @@ torch.library.register_vmap("rankgrad::evaluate", vmap_over_calls(evaluate_op, w
 
 def _standings(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
-    request, poison = _ready(Request(*fields))
-    above, own, bad = engine_for(request).standings(request)
+    engine, request, poison = _ready(Request(*fields))
+    above, own, bad = engine.standings(request)
     bad = bad if poison is None else bad + poison
     if waits_for_checks(request.scores, request.check_finite):
         check_nan(bad)

@@ -1,11 +1,10 @@
-"""The spread of scores: their standard deviation in float64, over all blocks and processes that have some of
-them."""
+"""The spread of scores: their standard deviation in float64, over all blocks and processes."""
 
 import torch
 from torch import Tensor
 
-from rankgrad.engine import cuda
-from rankgrad.engine.dispatch import has_triton
+from rankgrad.engine import cpu, cuda
+from rankgrad.engine.dispatch import has_triton, large_on_cpu
 from rankgrad.engine.registration import is_plain_call
 
 _BLOCK = 1 << 22  # scores that are turned into float64 at a time
@@ -25,6 +24,8 @@ def moments(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     if _has_kernels(scores):
         return cuda.moments(scores, mask, LEAST_SHARE)[0]
+    if large_on_cpu(scores) and is_plain_call(scores) and cpu.reads(scores.dtype):
+        return cpu.moments(scores, mask)
     calls = scores.shape[0]
     rows = scores.detach().reshape(calls, -1)
     exists = None if mask is None else mask.reshape(calls, -1)
