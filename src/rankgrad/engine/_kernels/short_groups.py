@@ -13,7 +13,7 @@ import triton.language as tl
 from rankgrad.engine._kernels.forms_gpu import item_terms, pulled, pushed, units, window_terms
 from rankgrad.engine._kernels.words import read_items
 
-NARROW = tl.constexpr(4)  # sums of 64-bit units: blocks are narrower by this, to stay in registers
+NARROW = tl.constexpr(8)  # sums of 64-bit units: blocks are narrower by this, to leave registers (4: 255 of them)
 
 
 @triton.jit
