@@ -375,3 +375,29 @@ def test_dispatch():
         for reach in ("lam", "window", "share"):
             asked = request(scores, relevance, None, "ap", **reaching(reach, lam=1.0))
             assert dispatch.engine_for(asked) is engine
+
+
+@pytest.mark.parametrize("options", [{"lam": 0.2, "margin": 0.02}, {}, {"window": 0.1, "memory": 2}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_equal_the_matrix(monkeypatch, options, dtype):
+    """Losses on embeddings by blocks of queries: the same value and gradient as in one block."""
+    from rankgrad.losses import _blocks
+
+    torch.manual_seed(0)
+    batches = [torch.randn(96, 32, device="cuda", dtype=dtype) for _ in range(3)]
+    labels = torch.arange(24, device="cuda").repeat(4)
+
+    def run(rows):
+        monkeypatch.setattr(_blocks, "block_rows", lambda candidates: rows)
+        loss = rankgrad.AveragePrecisionLoss(**options).cuda()
+        out = []
+        for batch in batches:
+            x = batch.clone().requires_grad_()
+            value = loss(x, labels)
+            value.backward()
+            out += [value.detach(), x.grad]
+        return out
+
+    tolerance = {"rtol": 2e-2, "atol": 2e-4} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-6}
+    for several, one in zip(run(40), run(1 << 20), strict=True):
+        torch.testing.assert_close(several, one, **tolerance)

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from rankgrad.engine import dispatch, reference
-from rankgrad.lab.bench import long_lists, retrieval, tables, timing
+from rankgrad.lab.bench import blocks, long_lists, retrieval, tables, timing
 from rankgrad.lab.bench.tables import Cells, in_time
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
@@ -180,8 +180,8 @@ def reach(
             progress.advance(task)
     title = machine.in_a_line(place)
     sections = [(f"{title}: AP and recall losses, forward + backward", _cells(table)), ("Calls", _calls(place))]
-    if device == "cuda":
-        sections.append(("Embeddings, 512 numbers each, 4 of a class", _embeddings(place)))
+    if place.type == "cuda":
+        sections.append(("Embeddings without the similarity matrix, forward + backward", blocks.cells(place)))
     console = Console()
     for name, cells in sections:
         tables.show(console, name, cells)
