@@ -49,8 +49,8 @@ def cells(device: torch.device, cases: tuple[tuple[str, int, int, bool], ...] = 
                 )
             products = _products(queries, candidates[0] if candidates else queries, 3 if remembered else 4)
             alone = timing.seconds(products, device, budget=0.5)
-            for reach, given in (("lam", {"lam": 0.2, "margin": 0.02}), ("automatic", {})):
-                step = _step(RecallLoss(**given).to(device), queries, labels, *candidates)
+            for reach, loss in (("lam", RecallLoss(lam=0.2, margin=0.02)), ("automatic", RecallLoss())):
+                step = _step(loss.to(device), queries, labels, *candidates)
                 peak = timing.peak_bytes(step, device)
                 taken = timing.seconds(step, device, budget=0.5)
                 memory = f"{peak / 2**20:,.0f} MiB"
