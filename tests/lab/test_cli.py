@@ -1,6 +1,8 @@
 """The command line: verbs, messages, exit codes, and what happens without the extra packages."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
 from rankgrad.lab.training import checkpoint
 
 import images
+from runs import stop_after
 
 
 def cli(*arguments):
@@ -44,7 +47,69 @@ def test_ls_names_everything(capsys):
 
 def test_show_prints_the_recipe(capsys):
     assert cli("show", "cub") == 0
-    assert capsys.readouterr().out == recipes.recipe_text("cub")
+    out = capsys.readouterr().out
+    assert out.startswith(recipes.recipe_text("cub"))
+    assert recipes.parse("RECIPE", out) == recipes.parse("RECIPE", recipes.recipe_text("cub"))  # still a recipe
+    assert re.search(r"#   optim\.lr = 5e-06 +the learning rate", out)
+    assert re.search(r"#   loss\.lam = 0\.2 +Interpolation strength", out)
+
+
+@pytest.mark.parametrize("recipe", ["folder", "cub", "digits", "text"])
+def test_every_setting_has_a_meaning(recipe, capsys):
+    assert cli("show", recipe) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"#   [\w.]+ = ", line)]
+    _, config = recipes.load(recipe)
+    assert len(lines) >= len(run.flat(config.model_dump())) > 30
+    assert all(re.match(r"#   \S+ = .+?  +\S", line) or len(line.split(" = ")[1]) > 30 for line in lines), lines
+
+
+def test_places_are_checked_before_anything_else(tmp_path, monkeypatch, capsys):
+    def reading(*args, **kwargs):
+        pytest.fail("read data, or built a network")
+
+    monkeypatch.setattr(ImageTask, "sources", reading)
+    monkeypatch.setattr(ImageTask, "build", reading)
+    (tmp_path / "file").write_text("")
+    told = cli("train", "digits", "--out", tmp_path / "file" / "x")
+    assert told == f"rankgrad: --out: expected a folder, {tmp_path / 'file'} is a file"
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    told = cli("train", "digits", "--out", tmp_path / "a" / "b")
+    assert told == f"rankgrad: --out: nothing can be written in {tmp_path}"
+    monkeypatch.undo()
+    monkeypatch.setattr(ImageTask, "sources", reading)
+    monkeypatch.setattr(run, "ROOM", 1 << 60)
+    told = cli("train", "digits", "--out", tmp_path / "a")
+    assert told.startswith("rankgrad: --out: expected ") and "MiB for checkpoints" in told
+    monkeypatch.undo()
+    monkeypatch.setattr(ImageTask, "sources", reading)
+    told = cli("train", "digits", "backbone=resnet5", "--out", tmp_path / "a")
+    assert told.startswith("rankgrad: model.backbone: unknown name 'resnet5'")
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_command_that_goes_on(tmp_path, monkeypatch):
+    place = tmp_path / "a b"
+    assert run.how_to_go_on("digits", str(place), 1) == "nothing had been trained yet"
+    settings = ["epochs=2", "device=cpu", "evaluate_every=2", "save_minutes=0"]
+    for seeds in (1, 2):
+        out = place / str(seeds)
+        with monkeypatch.context() as patch:
+            stop_after(patch, 2)
+            told = ""
+            with pytest.raises(KeyboardInterrupt):
+                run.run("digits", settings, out=str(out), seeds=seeds)
+        told = run.how_to_go_on("digits", str(out), seeds)
+        assert told.startswith("go on with: rankgrad train ")
+        assert cli(*shlex.split(told.removeprefix("go on with: rankgrad "))) == 0
+        assert len(list(out.rglob("result.json"))) == seeds
+
+
+def test_embed_wants_a_network_that_embeds(tmp_path):
+    checkpoint.save_weights(
+        tmp_path / "a.safetensors", torch.nn.Linear(1, 1), {"config": {"task": "detection"}, "metrics": {}}
+    )
+    told = cli("embed", tmp_path / "a.safetensors", tmp_path)
+    assert "expected a network that embeds images, received one of the task 'detection'" in told
 
 
 def test_eval_gives_what_training_saw(trained, capsys):

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rankgrad.lab import recipes
 from rankgrad.lab.tasks import TASKS, task_class
+from rankgrad.lab.training.config import meanings
 from rankgrad.lab.training.errors import UserError
 
 _OUT = Console(soft_wrap=True, highlight=False)
@@ -46,7 +47,7 @@ def train(
         folder, results = run.run(recipe, overrides, out=out, resume=resume, previous=previous, seeds=seeds)
     except KeyboardInterrupt as error:
         status = 128 + getattr(error, "number", signal.SIGINT)
-        told = "interrupted; --resume continues from the last checkpoint, if there is one"
+        told = f"interrupted; {run.how_to_go_on(recipe, out, seeds)}"
         raise UserError(told, status=status) from None
     if distributed.rank() != 0:
         return
@@ -77,8 +78,23 @@ def ls() -> None:
 
 
 def show(recipe: Annotated[str, typer.Argument(help="A recipe, a YAML file, or the folder of a run.")]) -> None:
-    """Print a recipe."""
+    """Print a recipe, then every setting with its value there and its meaning."""
+    from rankgrad.lab.recipes.run import flat
+
     print(recipes.recipe_text(recipe), end="")
+    print("\n# Every setting, its value here, and what it means:\n#")
+    task, config = recipes.load(recipe)
+    more = task.loss_arguments(config)
+    values = {key: default for key, (default, _) in more.items()} | flat(config.model_dump(mode="json"))
+    told = meanings(task.config_class) | {key: meaning for key, (_, meaning) in more.items()}
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in told))
+    for key in sorted(values, key=lambda key: sections.index(key.partition(".")[0])):
+        print(f"#   {key + ' = ' + _value(values[key]):<34} {told.get(key, '')}".rstrip())
+
+
+def _value(value: object) -> str:
+    """As a command line takes it."""
+    return "null" if value is None else json.dumps(value) if not isinstance(value, str) else value
 
 
 def evaluate(

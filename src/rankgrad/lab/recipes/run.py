@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +23,8 @@ from rankgrad.lab.training.loop import Trainer
 from rankgrad.lab.training.run_files import Machine, Result, Spread, read_json
 from rankgrad.lab.training.task import Task
 
+#: Bytes that must be free where a run is written.
+ROOM = 256 << 20
 #: Settings that may change when a run goes on: they do not touch its numbers.
 _FREE = {"device", "save_minutes", "data.root", "data.workers", "data.cache"}
 
@@ -43,6 +48,34 @@ def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
         number, latest = number + 1, folder
         folder = stem.with_name(f"{stem.name}-{number}")
     return latest if resume else folder
+
+
+def _check_place(folder: Path) -> None:
+    """Whether a run can be written there, before data is read and a network trained."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise UserError(f"--out: expected a folder, {place} is a file")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"--out: nothing can be written in {place.resolve()}")
+    free = shutil.disk_usage(place).free
+    if free < ROOM:
+        raise UserError(
+            f"--out: expected {ROOM >> 20} MiB for checkpoints in {place.resolve()}, found {free / 2**20:.0f} free"
+        )
+
+
+def how_to_go_on(name: str, out: str | None, seeds: int) -> str:
+    """The command that continues an interrupted run."""
+    folder = folder_for(name, out, resume=True)
+    begun = sorted(path.parent for path in [*folder.glob("config.yaml"), *folder.glob("seed-*/config.yaml")])
+    if not begun:
+        return "nothing had been trained yet"
+    if seeds == 1:
+        return f"go on with: rankgrad train {shlex.quote(str(folder))} --resume"
+    first, where = shlex.quote(str(begun[0])), shlex.quote(str(folder))
+    return f"go on with: rankgrad train {first} --out {where} --seeds {seeds} --resume"
 
 
 def run(
@@ -70,9 +103,10 @@ def run(
     if previous and (seeds > 1 or not resume):
         raise UserError("--previous: expected --resume and a single seed; a seed's own folder is a run too")
     task, config = recipes.load(name, overrides)
-    config = task.completed(config)
     device = distributed.start(machine.device_of(config.device))
     folder = distributed.same_everywhere(folder_for(name, out, resume=resume))
+    _check_place(folder)
+    config = task.completed(config)
     if seeds == 1:
         if resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
             raise UserError(f"--resume: {folder} was begun with --seeds, say how many again")
@@ -114,11 +148,12 @@ def _one(
     return result
 
 
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their full keys: ``{"optim.lr": 1e-5, ...}``."""
+    found: dict[str, Any] = {}
     for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
 
 
 def _same_version(folder: Path, kind: type[Task]) -> None:
@@ -133,8 +168,8 @@ def _same_version(folder: Path, kind: type[Task]) -> None:
 
 def same_settings(folder: Path, config: Any, option: str) -> None:
     """A run goes on with the settings it began with; else an error that names the option and what differs."""
-    before = _flat(recipes.load(str(folder))[1].model_dump(mode="json"))
-    now = _flat(config.model_dump(mode="json"))
+    before = flat(recipes.load(str(folder))[1].model_dump(mode="json"))
+    now = flat(config.model_dump(mode="json"))
     changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
     if changed:
         told = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
@@ -204,7 +239,7 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     return page.write_report(
         folder,
         title=f"rankgrad: {folder.name}",
-        settings=_flat(config.model_dump(mode="json")),
+        settings=flat(config.model_dump(mode="json")),
         steps=read_table(folder / "steps.csv", ("step", "loss")),
         evaluations=read_table(folder / "evaluations.csv", ("step", "epoch")),
         machine={**described, **_time(result)},

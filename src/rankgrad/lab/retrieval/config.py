@@ -37,7 +37,7 @@ class RetrievalConfig(RunConfig):
 
     evaluate_first: bool = True  # before training as well: a run that makes the network worse says so
     batch: Batch = Batch()
-    loss: Named
+    loss: Named  # what is minimised
     miner: Named | None = None  # of pytorch-metric-learning, for its losses
     embedding_lr: Positive = 1.0  # times optim.lr, for the layers behind the backbone
     proxy_lr: Rate = 0.04  # of parameters of the loss (proxies), whatever optim.lr is; scheduled alike

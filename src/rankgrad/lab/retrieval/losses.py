@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -115,6 +116,29 @@ def _pml(key: str, config: Named, room: str, given: dict[str, Any]) -> nn.Module
     if not config.name.startswith("pml:") or name not in known:
         raise UserError(f"{key}: unknown name {config.name!r}{nearest(name, known)}")
     return cast(nn.Module, _call(key, getattr(module, name), config.arguments(), given))
+
+
+#: Arguments that the task gives, not the settings.
+_GIVEN = {"self", "num_classes", "embedding_size", "distributed", "process_group"}
+
+
+def arguments_of(config: Named) -> dict[str, tuple[Any, str]]:
+    """Default and meaning of every argument of one of our losses, by its key (``loss.margin``)."""
+    if config.name not in OURS:
+        return {}
+    kind = OURS[config.name][0]
+    told = inspect.getdoc(kind) or ""
+    found: dict[str, tuple[Any, str]] = {}
+    for name, parameter in inspect.signature(kind.__init__).parameters.items():
+        if name not in _GIVEN:
+            text = re.search(rf"^    {name}: (.*(?:\n        .*)*)", told, re.MULTILINE)
+            meaning = " ".join(text[1].split()) if text else ""
+            meaning = re.sub(r":\w+:`~?([^`]*)`", r"\1", meaning).replace("``", "")
+            found[f"loss.{name}"] = (
+                parameter.default,
+                re.split(r"(?<=[a-z0-9)])\. (?=[A-Z])", meaning)[0].rstrip("."),
+            )
+    return found
 
 
 def build(config: Named, miner: Named | None, *, classes: int, embedding: int) -> nn.Module:

@@ -105,6 +105,11 @@ class RetrievalTask(Task):
         """Whether there is such a loss, with such arguments."""
         losses.build(config.loss, config.miner, classes=4, embedding=4)
 
+    @classmethod
+    def loss_arguments(cls, config: Any) -> dict[str, tuple[Any, str]]:
+        """From the signature and the docstring of the loss."""
+        return losses.arguments_of(config.loss)
+
     def build_loss(self, classes: int, size: int) -> nn.Module:
         """A Module ``(embeddings, labels, ids) -> loss``; labels are 0 ... classes - 1."""
         return losses.build(self.config.loss, self.config.miner, classes=classes, embedding=size)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,24 +27,24 @@ class Section(BaseModel):
 class Optim(Section):
     """The optimiser and its schedule."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: Positive = 1e-5
-    weight_decay: NonNegative = 0.0
+    name: Literal["adam", "adamw", "sgd"] = "adam"  # which optimiser
+    lr: Positive = 1e-5  # the learning rate
+    weight_decay: NonNegative = 0.0  # of all parameters but proxies
     momentum: NonNegative = 0.9  # sgd
     clip: NonNegative = 0.0  # largest norm of the gradient; 0: not clipped
     warmup: Annotated[int, Field(ge=0)] = 0  # steps from lr / warmup to lr
-    schedule: Literal["steps", "cosine", "constant"] = "steps"
+    schedule: Literal["steps", "cosine", "constant"] = "steps"  # how the rate falls
     milestones: tuple[NonNegative, ...] = ()  # epochs after which the rate is multiplied by `decay`
-    decay: Positive = 0.3
+    decay: Positive = 0.3  # steps: what the rate is multiplied by
 
 
 class RunConfig(Section):
     """What every run has. A task adds its own sections."""
 
-    task: str
-    seed: Seed = 0
-    epochs: Count = 1
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    task: str  # what is trained; see `rankgrad ls`
+    seed: Seed = 0  # of everything random
+    epochs: Count = 1  # how often the training items are seen
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the network; losses are computed in fp32
     device: str = "auto"  # auto: cuda if there is one
     compile: bool = False  # the network, by torch.compile, on a GPU; not for detectors
     evaluate_every: Count = 1  # epochs
@@ -54,6 +56,23 @@ class RunConfig(Section):
     def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Settings that an older version saved, with what it did where later versions can do otherwise."""
         return settings
+
+
+def meanings(config: type[Section], prefix: str = "") -> dict[str, str]:
+    """What the comment behind every setting says, by its full key: ``{"optim.lr": "the learning rate", ...}``."""
+    told: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        if issubclass(base, Section) and base is not Section:
+            told |= dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(base), re.MULTILINE))
+    inner = sections_of(config)
+    found: dict[str, str] = {}
+    for name, field in config.model_fields.items():
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        known = " | ".join(choices) if len(choices) > 1 else ""
+        found[prefix + name] = "; ".join(part for part in (known, told.get(name, "")) if part)
+        if name in inner:
+            found |= meanings(inner[name], f"{prefix}{name}.")
+    return found
 
 
 def shown(value: Any) -> str:

@@ -79,6 +79,11 @@ class Task(ABC):
         """After training, with the best weights, in every process: process 0 writes what the report shows."""
 
     @classmethod
+    def loss_arguments(cls, config: Any) -> dict[str, tuple[Any, str]]:
+        """Default and meaning of the arguments of the loss in these settings, by their keys (``loss.margin``)."""
+        return {}
+
+    @classmethod
     @abstractmethod
     def listing(cls) -> dict[str, dict[str, str]]:
         """What the task offers, by kind (losses, data sets), a line each."""

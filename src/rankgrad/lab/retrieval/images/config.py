@@ -31,8 +31,8 @@ class Data(Section):
 class View(Section):
     """From a decoded image to what the network sees. Values left out are those the backbone was trained with."""
 
-    resize: Count | None = None  # pixels
-    shape: Literal["short", "square"] = "short"  # short side to `resize`, or both sides
+    resize: Count | None = None  # pixels of an image's short side, or of both
+    shape: Literal["short", "square"] = "short"  # which sides are brought to `resize`
     crop: Count | None = None  # side of what the network sees, in pixels
     mean: Channels | None = None  # of the training images of the backbone, per channel, from 0 to 1
     std: Channels | None = None  # their standard deviation
@@ -47,9 +47,9 @@ class Model(Section):
     backbone: str = "resnet50"  # a network of torchvision or timm; torchvision:NAME and timm:NAME say which
     weights: str = "library"  # library, none, or a safetensors file
     embedding: Count = 512  # length of an embedding
-    pooling: Literal["auto", "avg", "max", "avg+max", "gem", "own"] = "auto"  # auto: avg+max, or own
+    pooling: Literal["auto", "avg", "max", "avg+max", "gem", "own"] = "auto"  # auto: avg+max or own
     norm: Literal["layer", "none"] = "layer"  # before the embedding
-    batch_norm: Literal["frozen", "fixed", "train"] = "fixed"  # fixed: scale and shift too; weights=none trains
+    batch_norm: Literal["frozen", "fixed", "train"] = "fixed"  # frozen: learns scale and shift
 
 
 class Config(RetrievalConfig):
