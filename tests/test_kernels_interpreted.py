@@ -238,15 +238,15 @@ def test_a_nan_and_odd_relevance_give_nan(regime):
         assert engine.evaluate(asked).losses.isnan().tolist() == [[True, True, False]]
 
 
-def test_missing_items_may_be_nan():
-    for engine, shape in REGIMES.values():
-        scores, relevance, mask = make("random", shape, 0.4, masked=True)
-        scores[~mask] = torch.nan
-        for reach in ("lam", "window"):
-            expected = engine.evaluate(request(scores.nan_to_num(0.0), relevance, mask, "ap", **REACHES[reach]))
-            answer = engine.evaluate(request(scores, relevance, mask, "ap", **REACHES[reach]))
-            assert torch.equal(answer.gradient, expected.gradient)
-            torch.testing.assert_close(answer.losses, expected.losses, rtol=1e-14, atol=0)
+@pytest.mark.parametrize(("regime", "reach"), [("short", "window"), ("long", "window"), ("dense", "lam")])
+def test_missing_items_may_be_nan(regime, reach):
+    engine, _ = REGIMES[regime]
+    scores, relevance, mask = make("random", (1, 1, 83), 0.4, masked=True)
+    scores[~mask] = torch.nan
+    asked = request(scores, relevance, mask, "ap", **REACHES[reach])
+    expected, answer = engine.evaluate(asked._replace(scores=scores.nan_to_num(0.0))), engine.evaluate(asked)
+    assert torch.equal(answer.gradient, expected.gradient)
+    torch.testing.assert_close(answer.losses, expected.losses, rtol=1e-14, atol=0)
 
 
 # ------------------------------------------------------------------------------ around an evaluation

@@ -12,6 +12,7 @@ from rankgrad.engine.triton_arguments import Arguments
 
 _ROW_BLOCK = 512
 _PROGRAMS = 16  # a processor; each takes a list, and then another
+_MOST_RANKS = 1 << 24  # 16-bit numbers that all programs keep together
 
 
 @functools.cache
@@ -27,13 +28,15 @@ class _Plan(Plan):
     def __init__(self, device: torch.device, rows: int, n: int, slots: int, with_gradient: bool, by_window: bool):
         super().__init__()
         self.group = 4 if slots <= 4 else 16
-        self.programs = min(rows, _PROGRAMS * programs(device))
         self.block = min(_ROW_BLOCK, max(128, 1 << (n - 1).bit_length()))
         self.counts = self.part(torch.int32, rows)
         self.items = self.part(torch.int64, rows)
         self.first_group = self.part(torch.int32, rows * self.group)
         several = with_gradient and slots > self.group
         self.room = (2 * slots if by_window else n) if several else 0
+        self.programs = min(rows, _PROGRAMS * programs(device))
+        if several:  # each needs room of its own, and more than four a processor wait for registers anyway
+            self.programs = min(self.programs, max(4 * programs(device), _MOST_RANKS // self.room))
         self.ranks = self.part(torch.uint16, self.programs * self.room)
         self.sums = self.part(torch.int64, self.programs * self.group if by_window else 0)
 
