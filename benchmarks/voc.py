@@ -3,6 +3,8 @@
     python -m benchmarks.voc --data DIR --weights resnet50.safetensors --out runs/voc [--rows 'cross|ap']
         [--seeds 3] [--parallel 6] [--mps] [--epochs 5] [--minutes 9] [key=value ...]
     python -m benchmarks.voc --choose ...                  train on `train`, judge on `val`, into runs/voc-val
+    python -m benchmarks.voc --choose --rows '^boxes' --epochs 12 --seeds 2 --parallel 6 --mps --data DIR \\
+        --weights resnet50.safetensors 'view.jitter=[0.6,1.2]'   ranking that knows where the box is, side by side
     python -m benchmarks.voc --table --out runs/voc        the table of what is finished
     python -m benchmarks.voc --cost [--out runs/voc]       what the loss adds to a training step
 
@@ -56,6 +58,33 @@ ROWS = {
     "log_ap on logits": ranking(rank="logits", weight=1, ce=0),
     "log_ap on logits, lambda 2.5": ranking(rank="logits", weight=1, ce=0, more="loss.lam=2.5"),
     "log_ap on odds, window 2": ranking(weight=1, ce=0, more="loss.lam=null loss.window=2"),
+}
+
+#: What knows where the box is, against the baseline people would use: cross entropy with GIoU on decoded boxes, a
+#: score threshold of 0.01. Each differs from one before it in one thing.
+GIOU = "score_threshold=0.01 boxes=giou box_weight=10"
+FOLLOWS = "score_threshold=0.01 boxes=giou by_score=true balanced=true"
+OVER = "loss.thresholds=true"
+ROWS |= {
+    "boxes: CE, smooth L1": "loss=cross_entropy score_threshold=0.01",
+    "boxes: CE, GIoU": f"loss=cross_entropy {GIOU}",
+    "boxes: CE, GIoU by score, balanced": f"loss=cross_entropy {FOLLOWS}",
+    "boxes: CE + log_ap, smooth L1": ranking(more="score_threshold=0.01"),
+    "boxes: CE + log_ap, GIoU": ranking(more=GIOU),
+    "boxes: CE + log_ap + order 0.1, GIoU": ranking(more=f"loss.order_weight=0.1 {GIOU}"),
+    "boxes: CE + log_ap + order 0.3, GIoU": ranking(more=f"loss.order_weight=0.3 {GIOU}"),
+    "boxes: CE + log_ap over thresholds, GIoU": ranking(more=f"{OVER} {GIOU}"),
+    "boxes: CE + log_ap over thresholds + order 0.2, GIoU": ranking(more=f"{OVER} loss.order_weight=0.2 {GIOU}"),
+    "boxes: CE + log_ap over thresholds + order 0.2, GIoU by score": ranking(
+        more=f"{OVER} loss.order_weight=0.2 {GIOU} by_score=true"
+    ),
+    "boxes: CE + log_ap over thresholds + order 0.2, GIoU balanced": ranking(
+        more=f"{OVER} loss.order_weight=0.2 score_threshold=0.01 boxes=giou balanced=true"
+    ),
+    "boxes: CE + log_ap over thresholds + order 0.2, GIoU by score, balanced": ranking(
+        more=f"{OVER} loss.order_weight=0.2 {FOLLOWS}"
+    ),
+    "boxes: CE + log_ap over thresholds, GIoU, no memory": ranking(more=f"{OVER} loss.memory=0 {GIOU}"),
 }
 
 

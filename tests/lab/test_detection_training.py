@@ -13,7 +13,7 @@ import pytest
 import torch
 from benchmarks import voc, voc_cost
 from torchvision.models.detection import FasterRCNN
-from torchvision.ops import FrozenBatchNorm2d
+from torchvision.ops import FrozenBatchNorm2d, generalized_box_iou_loss
 
 from rankgrad.detection import RegionLoss, ranking_loss
 from rankgrad.detection.region_loss import padded
@@ -451,6 +451,81 @@ def test_recipes_and_loss_have_the_same_defaults():
         assert loss.options() == Loss().options()
     given = inspect.signature(RegionLoss).parameters
     assert {key: given[key].default for key in Loss().options()} == Loss().options()
+
+
+BOX_LOSSES = {
+    "giou": ["boxes=giou", "box_weight=10"],
+    "by score": ["boxes=giou", "by_score=true"],
+    "balanced": ["boxes=giou", "by_score=true", "balanced=true"],
+    "balanced smooth L1": ["balanced=true"],
+    "all": ["boxes=giou", "by_score=true", "balanced=true", "loss.thresholds=true", "loss.order_weight=0.2"],
+}
+
+
+@pytest.mark.parametrize("name", list(BOX_LOSSES))
+@pytest.mark.parametrize("loss", ["ranking", "cross_entropy"])
+def test_box_losses(root, name, loss):
+    """Beside torchvision's smooth L1 on the same regions: only the loss of the boxes changes."""
+    if name == "all" and loss == "cross_entropy":
+        return
+    settings = [*SMALL[:-1], f"data.root={root}"]
+    found = {}
+    for which in ("plain", name):
+        changed = BOX_LOSSES[name] if which == name else [s for s in BOX_LOSSES[name] if s.startswith("loss.")]
+        _, config = recipes.load("voc", [*settings, f"loss={loss}", *changed])
+        torch.manual_seed(0)
+        task = DetectionTask(config, torch.device("cpu"))
+        task.network.train()
+        torch.manual_seed(0)
+        value = task.batch_loss(task.network, 0)
+        value.backward()
+        layer = task.network.roi_heads.box_predictor
+        gradients = layer.cls_score.weight.grad, layer.bbox_pred.weight.grad
+        assert all(bool(g.isfinite().all()) and float(g.abs().sum()) > 0 for g in gradients)
+        found[which] = dict(task.parts), gradients
+    (before, (classes, boxes)), (after, (same, other)) = found.values()
+    for part in ("loss_classifier", "loss_objectness", "loss_rpn_box_reg"):
+        assert torch.equal(before[part], after[part]), part
+    assert torch.equal(classes, same)  # scores are weights without a gradient
+    assert not torch.equal(boxes, other)
+    if "balanced" in name or name == "all":
+        torch.testing.assert_close(after["loss_box_reg"], after["loss_classifier"])
+    if name == "balanced smooth L1":
+        factor = after["loss_classifier"] / before["loss_box_reg"]
+        torch.testing.assert_close(other, factor * boxes)
+
+
+def test_box_settings_that_do_not_fit():
+    with pytest.raises(UserError, match=r"^boxes: by_score: expected the loss giou, received smooth_l1$"):
+        recipes.load("voc", ["by_score=true"])
+    with pytest.raises(UserError, match=r"^boxes: box_weight: has no effect on a balanced loss, received 10$"):
+        recipes.load("voc", ["boxes=giou", "balanced=true", "box_weight=10"])
+
+
+def test_the_giou_of_a_run_is_that_of_its_regions(root, monkeypatch):
+    """Weight times the loss of what the heads sampled and the predictor said."""
+    _, config = recipes.load("voc", [*SMALL, f"data.root={root}", "boxes=giou", "box_weight=10"])
+    task = DetectionTask(config, torch.device("cpu"))
+    heads, seen = task.network.train().roi_heads, {}
+    heads.box_predictor.register_forward_hook(lambda module, inputs, output: seen.update(said=output[1]))
+    choose = type(heads).select_training_samples
+
+    def look(self, *given):
+        seen["sampled"] = choose(self, *given)
+        return seen["sampled"]
+
+    monkeypatch.setattr(type(heads), "select_training_samples", look)
+    task.batch_loss(task.network, 0)
+    regions, _, labels, targets = (torch.cat(part) for part in seen["sampled"])
+    total = 0.0
+    for row, label in enumerate(labels.tolist()):
+        if label:
+            own = seen["said"][row, 4 * label : 4 * label + 4].unsqueeze(0)
+            region = regions[row : row + 1]
+            box, there = (heads.box_coder.decode_single(one, region) for one in (own, targets[row : row + 1]))
+            total += float(generalized_box_iou_loss(box, there).detach())
+    assert float(task.parts["loss_box_reg"]) == pytest.approx(10 * total / len(labels), rel=1e-4)
+    assert "_taken" not in vars(heads)
 
 
 def test_settings_that_an_older_version_saved():

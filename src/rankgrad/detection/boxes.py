@@ -48,12 +48,29 @@ def decoded(
     return coder.decode_single(own, boxes), coder.decode_single(targets.float(), boxes)
 
 
-def giou_loss(
-    boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | None = None, *, weight: float = 1.0
+@torch.no_grad()
+def overlap_of(
+    coder: Any,
+    box_regression: Tensor,
+    regions: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    targets: Sequence[Tensor],
 ) -> Tensor:
-    r"""``weight`` times the sum over foreground regions of :math:`1 - \mathrm{GIoU}`, over the number of regions.
+    """``[regions]``: the IoU of each sampled region's decoded box with its object; 0 for background.
 
-    The same division as in torchvision's smooth L1 loss of boxes. mmdetection's Faster R-CNN has a weight of 10.
+    Args:
+        coder, box_regression: As in :func:`decoded`.
+        regions, labels, targets: Of each image, as ``RoIHeads.select_training_samples`` returns them.
+    """
+    together = torch.cat(list(labels))
+    found = iou(*decoded(coder, box_regression, regions, together, torch.cat(list(targets))))
+    return found.where(together > 0, 0)
+
+
+def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    r"""The sum over foreground regions of :math:`1 - \mathrm{GIoU}`, over the number of regions.
+
+    The same division as in torchvision's smooth L1 loss of boxes. mmdetection's Faster R-CNN takes it ten times.
 
     Args:
         boxes: ``[regions, 4]``, decoded.
@@ -70,7 +87,7 @@ def giou_loss(
     if weights is not None:
         weights = weights.detach().where(front, 0)
         each = each * weights * (front.sum() / weights.sum().clamp(min=1e-12))
-    return weight * each.sum() / max(len(labels), 1)
+    return each.sum() / max(len(labels), 1)
 
 
 def own_scores(class_logits: Tensor, labels: Tensor, scores: str) -> Tensor:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankgrad import _check
+from rankgrad.detection.thresholds import LEVELS, ThresholdRankingLoss, reached
+from rankgrad.distributed import gather
 from rankgrad.engine.precision import without_autocast
-from rankgrad.losses import ClassRankingLoss
+from rankgrad.losses import ClassRankingLoss, spearman_loss
 
 _NOWHERE = -100  # the label of a region that does not exist: torch's own
 
@@ -84,6 +86,9 @@ class RegionLoss(nn.Module):
     Without foreground in batch and memory the ranking loss is 0; a class without a region there does not count; no
     regions at all give 0. Logits in half precision are ranked as float32 values.
 
+    ``thresholds`` and ``order_weight`` rank by what the metric ranks by, the IoU of each region's *decoded* box
+    with its object, which the drop-in computes. Both are off: what they gain is not yet measured.
+
     Args:
         form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.
         ranked: What is ranked; see :func:`class_log_odds`. Without cross entropy it is also the right score at
@@ -91,6 +96,11 @@ class RegionLoss(nn.Module):
             5 epochs, an AP50 of 63.2 against 62.2) and worse at its end (65.6 against 66.6 after 12).
         ranking_weight: Of the ranking loss.
         cross_entropy: Weight of the cross entropy; 0 leaves it out.
+        thresholds: The ranking loss is the mean over the IoU thresholds t = 0.5, 0.55, ..., 0.95 of the loss where
+            a region is relevant to its class if its decoded box reaches t. A t that none reaches does not count.
+        order_weight: Weight of :func:`rankgrad.spearman_loss` among the foreground regions of each class, of the
+            batch alone: in the order of their decoded boxes' IoU. Classes with two regions or more count. The
+            reach is taken from the spread of their scores.
         lam, margin, memory, map_weight, pooled_weight, distributed, window: As in
             :class:`rankgrad.ClassRankingLoss`; ``lam=None`` makes room for a window, or for the automatic reach.
             With ``distributed`` the lists are over the regions of all processes; the cross entropy stays each
@@ -110,6 +120,8 @@ class RegionLoss(nn.Module):
         ranked: str = "odds",
         ranking_weight: float = 0.3,
         cross_entropy: float = 1.0,
+        thresholds: bool = False,
+        order_weight: float = 0.0,
         lam: float | None = 0.5,
         margin: float = 0.15,
         memory: int = 7,
@@ -122,7 +134,9 @@ class RegionLoss(nn.Module):
         self.ranked = _check.one_of("ranked", ranked, SCORES)
         self.ranking_weight = _check.positive("ranking_weight", ranking_weight)
         self.cross_entropy = _check.non_negative("cross_entropy", cross_entropy)
-        self.ranking = ClassRankingLoss(
+        self.thresholds = bool(thresholds)
+        self.order_weight = _check.non_negative("order_weight", order_weight)
+        self.ranking = (ThresholdRankingLoss if thresholds else ClassRankingLoss)(
             lam=lam,
             margin=margin,
             memory=memory,
@@ -138,34 +152,62 @@ class RegionLoss(nn.Module):
         """What scores a detection at test time: softmax where cross entropy trains it too, else what is ranked."""
         return "softmax" if self.cross_entropy else self.ranked
 
-    def forward(self, class_logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+    @property
+    def needs_overlap(self) -> bool:
+        """Whether the loss asks how well boxes fit."""
+        return self.thresholds or bool(self.order_weight)
+
+    def forward(
+        self, class_logits: Tensor, labels: Tensor, mask: Tensor | None = None, overlap: Tensor | None = None
+    ) -> Tensor:
         """The loss of the regions of a batch.
 
         Args:
             class_logits: ``[regions, 1 + classes]``, background first.
             labels: ``[regions]`` int64; 0 is background.
             mask: ``[regions]`` bool; False = this region does not exist.
+            overlap: ``[regions]``: the IoU of the box that each region has for its label with its object, for
+                ``thresholds`` and ``order_weight``; that of background regions does not matter.
         """
         class_logits = _check.floating("class_logits", class_logits, ndim=2)
         _check.per_row("labels", labels, "class_logits", class_logits)
+        if self.needs_overlap:
+            overlap = _check.floating("overlap", overlap, ndim=1).detach()
+            if len(overlap) != len(class_logits):
+                raise _check.fail("overlap", f"one number for each of the {len(class_logits)} regions", overlap)
         with without_autocast(class_logits.device.type):
             logits = class_logits if class_logits.dtype == torch.float64 else class_logits.float()
             classes = torch.arange(1, logits.shape[1], device=logits.device)
             relevance = labels.unsqueeze(1) == classes
             ranked = class_log_odds(logits, self.ranked)
-            loss: Tensor = self.ranking_weight * self.ranking(
-                ranked, relevance, None if mask is None else mask.unsqueeze(1)
-            )
+            there = None if mask is None else mask.unsqueeze(1)
+            if self.thresholds and overlap is not None:
+                by_level = reached(overlap).unsqueeze(2) & relevance.unsqueeze(1)
+                ranking = self.ranking(ranked.repeat(1, LEVELS), by_level.flatten(1), there)
+            else:
+                ranking = self.ranking(ranked, relevance, there)
+            loss: Tensor = self.ranking_weight * ranking
+            if self.order_weight and overlap is not None:
+                front = relevance if there is None else relevance & there
+                loss = torch.add(loss, self._order(ranked, front, overlap), alpha=self.order_weight)
             if self.cross_entropy:
                 loss = torch.add(loss, _cross_entropy(logits, labels, mask), alpha=self.cross_entropy)
         return loss
+
+    def _order(self, ranked: Tensor, front: Tensor, overlap: Tensor) -> Tensor:
+        """How far the foreground regions of each class are from the order of their boxes' IoU."""
+        if self.ranking.distributed:
+            ranked, front, overlap = gather(ranked), gather(front), gather(overlap)
+        wanted = overlap.to(ranked.dtype).expand(ranked.shape[1], -1)
+        return spearman_loss(ranked.T, wanted, mask=front.T)
 
     def reset(self) -> None:
         """Forget the memory."""
         self.ranking.reset()
 
     def extra_repr(self) -> str:
-        return f"ranked={self.ranked!r}, ranking_weight={self.ranking_weight}, cross_entropy={self.cross_entropy}"
+        weights = f"ranking_weight={self.ranking_weight}, cross_entropy={self.cross_entropy}"
+        return f"ranked={self.ranked!r}, {weights}, thresholds={self.thresholds}, order_weight={self.order_weight}"
 
 
 def padded(class_logits: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:

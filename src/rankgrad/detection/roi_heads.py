@@ -3,8 +3,8 @@
 torchvision computes the classifier's loss in a function that ``RoIHeads.forward`` calls, not in a method, so
 there is no method to override: its forward runs as it is, and its ``loss_classifier`` is replaced afterwards.
 What that needs is seen at three places that exist since torchvision 0.3: ``select_training_samples`` gives the
-label of each sampled region, ``box_predictor`` the class logits, and ``postprocess_detections`` turns them into
-detections.
+label of each sampled region and the box of its object, ``box_predictor`` class logits and boxes, and
+``postprocess_detections`` turns them into detections.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from rankgrad.detection.boxes import overlap_of
 from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss, padded
 from rankgrad.graphs import Graphed
@@ -42,34 +44,38 @@ class RankingHeads:
 
     training: bool
     box_predictor: nn.Module
+    box_coder: Any
     fg_bg_sampler: Any
 
     def select_training_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As in torchvision; the labels are kept for the loss."""
+        """As in torchvision; regions, labels and targets are kept for the loss."""
         samples = super().select_training_samples(*args, **kwargs)  # type: ignore[misc]
-        self.__dict__["_sampled_labels"] = samples[2]
+        self.__dict__["_sampled"] = samples
         return samples
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As in torchvision, with our loss under ``loss_classifier``."""
-        seen: list[Tensor] = []
+        seen: list[Any] = []
 
         def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
             output = in_float32(module, inputs, output)
-            seen.append(output[0])
+            seen.append(output)
             return output
 
         hook = self.box_predictor.register_forward_hook(look)
         try:
             result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
             if self.training:
-                losses["loss_classifier"] = self._loss(seen[0], self.__dict__["_sampled_labels"])
+                sampled, named = self.__dict__["_sampled"], {}
+                if isinstance(self.__dict__[LOSS], RegionLoss) and self.__dict__[LOSS].needs_overlap:
+                    named["overlap"] = overlap_of(self.box_coder, seen[0][1], sampled[0], sampled[2], sampled[3])
+                losses["loss_classifier"] = self._loss(seen[0][0], sampled[2], **named)
             return result, losses
         finally:
-            self.__dict__.pop("_sampled_labels", None)
+            self.__dict__.pop("_sampled", None)
             hook.remove()
 
-    def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
+    def _loss(self, class_logits: Tensor, labels: list[Tensor], **named: Tensor) -> Tensor:
         """The given loss. Where it is recorded and replayed, batches get the same number of regions."""
         together = torch.cat(labels)
         inputs: tuple[Tensor, ...] = (class_logits, together)
@@ -83,9 +89,10 @@ class RankingHeads:
             most = len(labels) * self.fg_bg_sampler.batch_size_per_image
             if len(together) < most and cast(Graphed, replayed).replays(*inputs):
                 inputs = padded(class_logits, together, most)
+                named = {name: F.pad(value, (0, most - len(value))) for name, value in named.items()}
         elif any(one.numel() and one.device != class_logits.device for one in loss.buffers()):
             loss.to(class_logits.device)
-        return cast(Tensor, replayed(*inputs))
+        return cast(Tensor, replayed(*inputs, **named))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made at run time: a pickle names the one it was made of."""

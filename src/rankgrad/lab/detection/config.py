@@ -65,6 +65,23 @@ class Model(Section):
     nms_threshold: Positive = 0.5
 
 
+class Boxes(Section):
+    """The loss of the region head's boxes."""
+
+    name: Literal["smooth_l1", "giou"] = "smooth_l1"  # on encoded boxes as in torchvision, or on decoded boxes
+    box_weight: Positive = 1.0  # mmdetection's GIoU has 10
+    by_score: bool = False  # giou: regions weigh as their class scores, which have no gradient of it
+    balanced: bool = False  # rescaled in each step to the value of the classifier's loss
+
+    @model_validator(mode="after")
+    def _fit(self) -> Boxes:
+        if self.by_score and self.name != "giou":
+            raise ValueError(f"by_score: expected the loss giou, received {self.name}")
+        if self.balanced and self.box_weight != 1:
+            raise ValueError(f"box_weight: has no effect on a balanced loss, received {self.box_weight:g}")
+        return self
+
+
 class Loss(Section):
     """The region classifier's loss; see :class:`rankgrad.detection.RegionLoss` for all but the name."""
 
@@ -73,6 +90,8 @@ class Loss(Section):
     ranked: Literal["odds", "softmax", "logits"] = "odds"
     ranking_weight: Positive = 0.3
     cross_entropy: NonNegative = 1.0
+    thresholds: bool = False
+    order_weight: NonNegative = 0.0
     lam: Positive | None = 0.5  # null without a window: taken from the spread of the scores
     window: Positive | None = None
     margin: NonNegative = 0.15
@@ -100,6 +119,7 @@ class Config(RunConfig):
     batch: Batch = Batch()
     model: Model = Model()
     loss: Loss = Loss()
+    boxes: Boxes = Boxes()
     scores: Literal["auto", "odds", "softmax", "logits"] = "auto"  # which scores choose the best checkpoint
     target: NonNegative | None = None  # AP50 to expect, for the report
 

@@ -98,6 +98,8 @@ class Detector(FasterRCNN):  # type: ignore[misc]
         features = self.backbone(images)
         proposals, proposal_losses = self.rpn(ImageList(images, sizes), features, targets)
         _, losses = self.roi_heads(features, proposals, sizes, targets)
+        if self.roi_heads.boxes is not None and self.roi_heads.boxes.balanced:
+            losses["loss_box_reg"] = balanced(losses["loss_box_reg"], losses["loss_classifier"])
         return {**losses, **proposal_losses}
 
     def regions(self, images: Tensor, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -107,6 +109,11 @@ class Detector(FasterRCNN):  # type: ignore[misc]
         pooled = self.roi_heads.box_roi_pool(features, proposals, sizes)
         logits, regression = self.roi_heads.box_predictor(self.roi_heads.box_head(pooled))
         return logits, regression, proposals
+
+
+def balanced(loss: Tensor, beside: Tensor) -> Tensor:
+    """A loss rescaled to the value of the one beside it, with its own gradient's direction; 0 stays 0."""
+    return loss * (beside.detach() / loss.detach().clamp(min=1e-12))
 
 
 def _resnet(name: str, pretrained: bool) -> resnet.ResNet:

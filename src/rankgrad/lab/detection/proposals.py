@@ -17,6 +17,8 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, concat_box_prediction_layers
 from torchvision.ops import nms
 
+from rankgrad.detection.boxes import decoded, giou_loss, own_scores
+from rankgrad.lab.detection.config import Boxes
 from rankgrad.lab.detection.matching import Truth, matches, overlaps, sample
 
 
@@ -146,7 +148,46 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
 
 
 class BatchedHeads(RoIHeads):  # type: ignore[misc]
-    """torchvision's heads with the regions of all images sampled at once."""
+    """torchvision's heads with the regions of all images sampled at once, and the box loss of the settings.
+
+    Attributes:
+        boxes: The settings; None: torchvision's own.
+        box_scores: What scores a region, for ``boxes.by_score``.
+    """
+
+    boxes: Boxes | None = None
+    box_scores = "softmax"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As in torchvision, with the loss under ``loss_box_reg``."""
+        if not self.training or self.boxes is None:
+            return super().forward(*args, **kwargs)
+        seen: list[Any] = []
+        hook = self.box_predictor.register_forward_hook(lambda module, inputs, output: seen.append(output))
+        try:
+            result, losses = super().forward(*args, **kwargs)
+        finally:
+            hook.remove()
+            taken = self.__dict__.pop("_taken", ())
+        if self.boxes.name == "giou":
+            losses["loss_box_reg"] = self._giou(*seen[0], *taken)
+        losses["loss_box_reg"] = losses["loss_box_reg"] * self.boxes.box_weight
+        return result, losses
+
+    def _giou(
+        self,
+        logits: Tensor,
+        regression: Tensor,
+        regions: list[Tensor],
+        labels: list[Tensor],
+        targets: list[Tensor],
+    ) -> Tensor:
+        """Of the sampled regions of all images."""
+        assert self.boxes is not None
+        together = torch.cat(labels)
+        weights = own_scores(logits, together, self.box_scores) if self.boxes.by_score else None
+        found = decoded(self.box_coder, regression, regions, together, torch.cat(targets))
+        return giou_loss(*found, together, weights)
 
     def select_training_samples(self, proposals: list[Tensor], targets: list[dict[str, Tensor]] | None) -> Any:
         """Regions, their objects, labels and regression targets of each image, as torchvision returns them."""
@@ -175,4 +216,7 @@ class BatchedHeads(RoIHeads):  # type: ignore[misc]
         labels = truth.labels.gather(1, best).where(kind == 1, 0)
         objects = truth.boxes.gather(1, best.unsqueeze(2).expand(-1, -1, 4))
         out = [[row[:n] for row, n in zip(rows, many, strict=True)] for rows in (regions, best, labels, objects)]
-        return out[0], out[1], out[2], self.box_coder.encode(out[3], out[0])
+        targets = self.box_coder.encode(out[3], out[0])
+        if self.boxes is not None:
+            self.__dict__["_taken"] = out[0], out[2], targets
+        return out[0], out[1], out[2], targets

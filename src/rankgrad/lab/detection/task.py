@@ -19,7 +19,7 @@ from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss
 from rankgrad.lab.detection import data, model
 from rankgrad.lab.detection.batches import AspectSampler, canvas, place_boxes
-from rankgrad.lab.detection.config import Config, Data
+from rankgrad.lab.detection.config import Boxes, Config, Data
 from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
 from rankgrad.lab.detection.scenes import Objects, Scenes
 from rankgrad.lab.training import log, optim
@@ -193,6 +193,8 @@ class DetectionTask(Task):
         self.network.to(device)
         if device.type == "cuda":
             self.network = self.network.to(memory_format=torch.channels_last)
+        if config.boxes != Boxes():
+            self.network.roi_heads.boxes, self.network.roi_heads.box_scores = config.boxes, config.scoring()
         self.loss: nn.Module = nn.Identity()  # cross entropy: torchvision's own, nothing is exchanged
         self.parts: dict[str, Tensor] = {}
         self._unknown = torch.tensor(torch.nan, device=device)
