@@ -32,10 +32,9 @@ PROXY = "loss=proxy proxy_lr=0.02"
 LOGLOG, LOG = "loss=recall loss.weight=loglog", "loss=recall loss.weight=log"
 TRIPLET = "loss=pml:TripletMarginLoss loss.margin=0.2 miner=pml:TripletMarginMiner miner.type_of_triplets=semihard"
 ROWS = {
-    "proxy": PROXY + " loss.attraction=0.15",
-    "proxy, bars 0.05": PROXY + " loss.attraction=0.15 loss.threshold=0.05",
-    "proxy, no attraction": PROXY + " loss.attraction=0",
-    "proxy, no pairs, no attraction": "loss=proxy loss.pairs=0 loss.attraction=0 lr=1e-5 proxy_lr=0.02",
+    "proxy": PROXY,
+    "proxy, thresholds 0.05": PROXY + " loss.threshold=0.05",
+    "proxy, no pairs": PROXY + " loss.pairs=0",
     "ap, window": "loss=ap loss.window=0.1 loss.margin=0.05",
     "recall loglog": ours(LOGLOG),
     "recall log": ours(LOG),

@@ -277,3 +277,22 @@ def embedding_loss(units, labels, form, *, lam=None, window=None, margin=0.0, it
             if j is not None:
                 gradient[j] += g * units[q]
     return value, gradient
+
+
+def proxy_loss(cosines, labels, window, threshold):
+    """Loss of proxies that rank a batch between two thresholds, and its gradient with respect to the cosines."""
+    classes, items = cosines.shape
+    relevance = [[labels[j] == c for j in range(items)] for c in range(classes)]
+    value, gradient = mean_loss(cosines, relevance, "log"), window_gradient(cosines, relevance, "log", window)
+    present = len(set(labels))
+    for c in range(classes):
+        own = [j for j in range(items) if relevance[c][j]]
+        for j in own:
+            if cosines[c, j] < threshold:
+                value += (threshold - cosines[c, j]) / window / len(own) / present
+                gradient[c, j] -= 1 / window / len(own) / present
+        above = [j for j in range(items) if not relevance[c][j] and cosines[c, j] >= -threshold]
+        value += math.log(1 + len(above)) / classes
+        for j in above:
+            gradient[c, j] += 1 / (1 + len(above)) / window / classes
+    return value, gradient

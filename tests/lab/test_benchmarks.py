@@ -57,12 +57,12 @@ def test_losses_on_frozen_features(tmp_path, monkeypatch, capsys):
         "--rates",
         "1e-3",
     ]
-    more = ["--rows", "^ap$", "--settings", "mine: loss=proxy loss.attraction=0.2", "--", *small]
+    more = ["--rows", "^ap$", "--settings", "mine: loss=proxy loss.pairs=0.2", "--", *small]
     monkeypatch.setattr(sys, "argv", ["frozen.py", *options, *more])
     frozen.main()
     first = (tmp_path / "out" / "table.md").read_text()
     rows = [line.split(" | ") for line in first.splitlines() if line.startswith("| ") and "±" in line]
-    assert [row[0] for row in rows] == ["| ap", "| mine"] and rows[1][-1] == "`loss=proxy loss.attraction=0.2` |"
+    assert [row[0] for row in rows] == ["| ap", "| mine"] and rows[1][-1] == "`loss=proxy loss.pairs=0.2` |"
     assert "features: view 4 of 4, 10 images" in capsys.readouterr().out
     frozen.main()  # with the features of the first time
     assert "features" not in capsys.readouterr().out

@@ -8,6 +8,7 @@ from rankgrad.losses.average_precision import (
 )
 from rankgrad.losses.class_ranking import ClassRankingLoss
 from rankgrad.losses.ndcg import NDCGLoss, ndcg_loss
+from rankgrad.losses.pair_ranking import PairRankingLoss
 from rankgrad.losses.proxy_ranking import ProxyRankingLoss
 from rankgrad.losses.recall import RecallLoss, recall_loss
 from rankgrad.losses.spearman import SpearmanLoss, spearman_loss
@@ -16,6 +17,7 @@ __all__ = [
     "AveragePrecisionLoss",
     "ClassRankingLoss",
     "NDCGLoss",
+    "PairRankingLoss",
     "ProxyRankingLoss",
     "RecallLoss",
     "SpearmanLoss",

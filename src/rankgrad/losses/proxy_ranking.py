@@ -1,4 +1,4 @@
-"""Learned class proxies that rank the batch, with bars to clear. Beyond the paper."""
+"""Learned class proxies that rank the batch, between two thresholds. Beyond the paper."""
 
 from __future__ import annotations
 
@@ -16,36 +16,34 @@ from rankgrad.pairs import Lookup, check_batch, unit_length
 
 
 class ProxyRankingLoss(nn.Module):
-    r"""Recall loss of learned class vectors (proxies) that rank the batch, with two bars.
+    r"""Learned class vectors (proxies) rank the batch, and items keep to their side of two thresholds.
 
-    A batch shows a few classes; the proxies are there in every step. Each ranks the batch's items by cosine
-    similarity, those of its class relevant. Ranks alone are content as soon as the relevant items stand first, and
-    say nothing about the scores. So there are two more items of fixed score, the bars:
+    A batch shows a few classes; the proxies are there in every step. With :math:`S_{cj}` the cosine similarity of
+    proxy c and item j, C classes of which K are in the batch, :math:`p_c` items of class c, window w and
+    threshold t, the loss is the sum of
 
-    - pull: in the list of every class of the batch an irrelevant item stands at ``+threshold``;
-    - push: every class, in the batch or not, ranks the items of the *other* classes against one relevant item at
-      ``-threshold``.
+    - **ranks**: :func:`recall_loss` of each proxy's list, the items of its class relevant,
+      :math:`W = \log(1 + c)`, window w;
+    - **upper**: :math:`\frac1K \sum_c \frac1{p_c} \sum_{i \in c} \max(0, t - S_{ci}) / w`: items rise above t;
+    - **lower**: :math:`\frac1C \sum_c \log(1 + n_c)` with :math:`n_c` the items of other classes at or above -t.
+      Each of them is pushed by :math:`1 / ((1 + n_c) w C)`, however high it is;
+    - **pairs**: the average precision loss among the items (window 0.1, margin 0.05), times its weight.
 
-    The relevant items have to rise above the upper bar and no further, and all others to sink below the lower
-    one, however far above them the relevant ones are: classes need not shrink, and the embeddings stay spread out.
-    Both are recall losses with :math:`W(c) = \log(1 + c)` and a fixed window. ``pairs`` adds the average precision
-    loss among the items of the batch (window 0.1, margin 0.05). ``attraction`` pulls items of a class together
-    however well they rank: ranks are content early, and so are bars. (On CUB: +0.5 R@1 and +1.6 mAP@R on held-out
-    training classes, +0.8 and +0.9 on the test classes; benchmarks/results, cub-held-out and h200-cub.)
+    Ranks say nothing about the height of the scores: their forces sum to zero in every list. The upper and the
+    lower part do, and are of one size: a network that moves all items together, towards the proxies or away from
+    them, gains nothing. Both act at any distance. So the embeddings stay spread out from the first step on.
 
     Args:
         num_classes: How many classes there are; labels are 0 ... num_classes - 1.
         embedding_size: Length of an embedding.
-        window: How far every relevant item (a bar too) looks up, as in :func:`recall_loss`.
-        threshold: Height of the bars, a cosine similarity.
+        window: How far every relevant item looks up, as in :func:`recall_loss`.
+        threshold: The upper threshold, a cosine similarity; the lower one is its negative.
         pairs: Weight of the average precision loss among the items; 0 leaves it out.
-        attraction: Weight of (1 - cosine similarity), averaged over the items of the same class, then over items
-            (two rows of one image attract each other too); 0 leaves it out.
         distributed: With several processes, take the batches of all of them as one. Every process has then the
             gradient of the whole batch at its proxies: leave this module out of DistributedDataParallel.
         process_group: As in :class:`RecallLoss`.
 
-    The proxies are parameters: give them to the optimiser, at a rate some thousand times the backbone's.
+    The proxies are parameters, with a rate of their own: see :func:`rankgrad.parameter_groups`.
 
     Example:
         >>> loss = rankgrad.ProxyRankingLoss(num_classes=4, embedding_size=16)
@@ -62,7 +60,6 @@ class ProxyRankingLoss(nn.Module):
         window: float = 0.4,
         threshold: float = 0.1,
         pairs: float = 0.3,
-        attraction: float = 0.15,
         distributed: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -72,7 +69,6 @@ class ProxyRankingLoss(nn.Module):
         self.window = _check.positive("window", window)
         self.threshold = _check.non_negative("threshold", threshold)
         self.pairs = _check.non_negative("pairs", pairs)
-        self.attraction = _check.non_negative("attraction", attraction)
         self.processes = Processes(distributed, process_group)
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_size))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
@@ -95,45 +91,32 @@ class ProxyRankingLoss(nn.Module):
         if self.processes.several:
             rows, labels = self.processes.gather(rows), self.processes.gather(labels)
             items = None if items is None else self.processes.gather(items)
-        own = torch.arange(len(self.proxies), device=labels.device)
-        scores, relevance, _ = Lookup(unit_length(self.proxies), own, None, rows, labels, labels).pairs()
-        loss = self._pull(scores, relevance) + self._push(scores, relevance)
-        if self.pairs:
-            loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
-        if self.attraction:
-            loss = loss + self.attraction * _apart(rows, relevance)
-        return loss * (1 + poison)  # times NaN, so that no gradient looks sound
+        classes = torch.arange(len(self.proxies), device=labels.device)
+        scores, relevance, _ = Lookup(unit_length(self.proxies), classes, None, rows, labels, labels).pairs()
+        with without_autocast(labels.device.type):
+            loss = self._of_proxies(scores, relevance)
+            if self.pairs:
+                loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
+            return loss * (1 + poison)  # times NaN, so that no gradient looks sound
 
-    def _pull(self, scores: Tensor, relevance: Tensor) -> Tensor:
-        """Items rise above those of other classes and above the upper bar, one more irrelevant item."""
-        scores, relevance = _with_one_more(scores, self.threshold), _with_one_more(relevance, False)
-        return recall_loss(scores, relevance, window=self.window, weight="log")
+    def _of_proxies(self, scores: Tensor, relevance: Tensor) -> Tensor:
+        """Ranks, upper and lower part from the similarities ``[classes, items]``."""
+        ranks = recall_loss(scores, relevance, window=self.window, weight="log")
+        return ranks + self._upper(scores, relevance) + self._lower(scores, relevance)
 
-    def _push(self, scores: Tensor, relevance: Tensor) -> Tensor:
-        """Items of other classes sink below the lower bar, the only relevant item there is."""
-        exists = _with_one_more(~relevance, True)
-        scores, relevance = _with_one_more(scores, -self.threshold), _with_one_more(relevance, True)
-        return recall_loss(scores, relevance, window=self.window, weight="log", mask=exists)
+    def _upper(self, scores: Tensor, relevance: Tensor) -> Tensor:
+        """How far the items of a class are below the upper threshold, mean over a class, then over classes."""
+        many = relevance.sum(1)
+        below = (self.threshold - scores).clamp(min=0).where(relevance, 0).sum(1) / many.clamp(min=1)
+        return below.sum() / (many > 0).sum().clamp(min=1) / self.window
+
+    def _lower(self, scores: Tensor, relevance: Tensor) -> Tensor:
+        """log(1 + items of other classes at or above the lower threshold), with a force on every one of them."""
+        above = (scores.detach() >= -self.threshold) & ~relevance
+        more = 1 + above.sum(1).to(scores.dtype)
+        force = (scores.where(above, 0).sum(1) / more).mean() / self.window
+        return more.log().mean() + (force - force.detach())
 
     def extra_repr(self) -> str:
         classes, size = self.proxies.shape
-        weights = f"pairs={self.pairs}, attraction={self.attraction}"
-        return f"{classes}, {size}, window={self.window}, threshold={self.threshold}, {weights}"
-
-
-def _with_one_more(lists: Tensor, value: float) -> Tensor:
-    """``[lists, n]`` with a column of this value behind."""
-    return torch.nn.functional.pad(lists, (0, 1), value=value)
-
-
-def _apart(rows: Tensor, relevance: Tensor) -> Tensor:
-    """1 - similarity of an item to the others of its class, mean over the items that have one; 0 without any.
-
-    The similarities of a class sum up to the square of the sum of its rows: no matrix of pairs is needed.
-    """
-    with without_autocast(rows.device.type):
-        members = relevance.to(rows.dtype)
-        many, sums = members.sum(1), members @ rows
-        similarity = (sums.square().sum(1) - members @ rows.square().sum(1)) / (many * (many - 1)).clamp(min=1)
-        counted = many.where(many > 1, 0)
-        return ((1 - similarity) * counted).sum() / counted.sum().clamp(min=1)
+        return f"{classes}, {size}, window={self.window}, threshold={self.threshold}, pairs={self.pairs}"

@@ -1,0 +1,86 @@
+"""Average precision among the items of a batch, with a hinge on their similarities. Beyond the paper."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rankgrad import _check
+from rankgrad.losses.average_precision import AveragePrecisionLoss
+from rankgrad.pairs import Lookup
+from rankgrad.reach import Margin
+
+
+class PairRankingLoss(AveragePrecisionLoss):
+    r"""Average precision loss on a batch of embeddings, and a hinge on their similarities.
+
+    For training without proxies: pairs, new classes in every batch, text. Ranks are satisfied as soon as the
+    relevant items stand first, whatever the similarities are; they have no force against a common direction of all
+    embeddings. The hinge has. With :math:`S_{ij}` the similarities of the batch's items, it is the mean of
+    :math:`\max(0, h^+ - S_{ij})` over the pairs of one class where that is positive, plus the mean of
+    :math:`\max(0, S_{ij} - h^-)` over the pairs of two classes where that is. It needs the B x B matrix.
+
+    Args:
+        lam, window, margin, log, memory, max_relevant, distributed, process_group: As in
+            :class:`AveragePrecisionLoss`; a window of 0.1 if none is given. The memory has no part in the hinge.
+        hinge: Its weight; 0 leaves it out.
+        pull: :math:`h^+`, the similarity that items of one class should reach.
+        push: :math:`h^-`, the similarity that items of two classes should stay below.
+
+    Example:
+        >>> loss = rankgrad.PairRankingLoss()
+        >>> embeddings = torch.randn(8, 16, requires_grad=True)
+        >>> labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+        >>> loss(embeddings, labels).backward()
+    """
+
+    def __init__(
+        self,
+        *,
+        lam: float | None = None,
+        window: float | None = None,
+        margin: Margin = 0.05,
+        log: bool = False,
+        hinge: float = 1.0,
+        pull: float = 0.9,
+        push: float = 0.6,
+        memory: int = 0,
+        max_relevant: int | None = None,
+        distributed: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(
+            lam=lam,
+            window=0.1 if lam is None and window is None else window,
+            margin=margin,
+            log=log,
+            memory=memory,
+            max_relevant=max_relevant,
+            distributed=distributed,
+            process_group=process_group,
+        )
+        self.hinge = _check.non_negative("hinge", hinge)
+        self.pull, self.push = _check.finite("pull", pull), _check.finite("push", push)
+
+    def _mean(self, kinds: list[Lookup]) -> Tensor:
+        loss = super()._mean(kinds)
+        return loss + self.hinge * self._apart(kinds[0]) if self.hinge else loss
+
+    def _apart(self, fresh: Lookup) -> Tensor:
+        """The hinge on the similarities of the batch."""
+        scores, relevance, mask = fresh.pairs()
+        others = ~relevance
+        if mask is not None:
+            relevance, others = relevance & mask, others & mask
+        return self._mean_of((self.pull - scores).where(relevance, 0)) + self._mean_of(
+            (scores - self.push).where(others, 0)
+        )
+
+    def _mean_of(self, values: Tensor) -> Tensor:
+        """Mean of the positive values of all processes, 0 if there are none."""
+        values = values.clamp(min=0)
+        many = self.processes.total((values > 0).sum()).clamp(min=1)
+        return self.processes.total(values.sum()) / many
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, hinge={self.hinge}, pull={self.pull}, push={self.push}"
