@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from sentence_transformers.base.losses.gradcache import CachedLossMixin
+from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
 from sentence_transformers.base.model import BaseModel
 from torch import Tensor, nn
 
@@ -174,6 +174,8 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         show_progress_bar: bool = False,
     ) -> None:
         super().__init__(model, loss, in_batch=in_batch)
+        if has_static_embedding_input(model):
+            raise _check.fail("model", "token ids that can be cut into mini-batches, not a StaticEmbedding", model)
         self.mini_batch_size = _check.count("mini_batch_size", mini_batch_size, at_least=1)
         self.show_progress_bar = bool(show_progress_bar)
         self._own: list[tuple[nn.Parameter, Tensor]] = []  # parameters of the loss and their gradients
