@@ -490,3 +490,25 @@ def test_a_weight_without_a_slope_gives_no_harmless_looking_gradient():
         weight = (lambda c: torch.where(c > 0, c.log() + 1, 0 * c)) if reach else (lambda c: (c - 1).sqrt())
         with pytest.raises(ValueError, match="weight: expected numbers, received NaN"):
             rankgrad.recall_loss(scores, relevance, weight=weight, **reach)
+
+
+@pytest.mark.parametrize("reach", [{"lam": 2.0}, {"window": 0.5}])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_parameters_of_a_weight_get_their_gradient(reach, reduction):
+    scores, relevance = torch.randn(3, 40, requires_grad=True), torch.rand(3, 40) < 0.2
+    power = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    given = {"reduction": reduction, "margin": 0.3, **reach}
+
+    def loss_at(exponent):
+        return (
+            rankgrad.recall_loss(scores, relevance, weight=lambda c: (1 + c) ** exponent, **given).double().sum()
+        )
+
+    loss = loss_at(power)
+    (grad, learned) = torch.autograd.grad(loss, [scores, power])
+    fixed = loss_at(0.7)
+    assert torch.equal(torch.autograd.grad(fixed, scores)[0], grad)
+    torch.testing.assert_close(loss, fixed)
+    step = 1e-4
+    expected = (loss_at(0.7 + step) - loss_at(0.7 - step)) / (2 * step)
+    torch.testing.assert_close(learned, expected.detach(), rtol=1e-2, atol=1e-3)

@@ -197,3 +197,28 @@ def test_modules_have_the_functions_defaults():
         assert "margin='auto'" in repr(module)
     with pytest.raises(ValueError, match="lam, window"):
         rankgrad.NDCGLoss(lam=1, window=1)
+
+
+@pytest.mark.parametrize("name", ["ap", "ndcg", "spearman"])
+@pytest.mark.parametrize("width", [30, 9000])
+def test_compiled_and_vmapped_each_call_has_its_own_spread(name, width):
+    """Also where a plain call goes to the kernels."""
+    functions = {
+        "ap": lambda s, t: rankgrad.average_precision_loss(s, t > 1, margin="auto"),
+        "ndcg": lambda s, t: rankgrad.ndcg_loss(s, t, margin="auto"),
+        "spearman": lambda s, t: rankgrad.spearman_loss(s, t, margin="auto"),
+    }
+    generator = torch.Generator().manual_seed(width)
+    scores = torch.randn(2, 2, width, generator=generator) * torch.tensor([1.0, 50.0])[:, None, None]
+    target = torch.randint(0, 4, scores.shape, generator=generator)
+    loss = functions[name]
+    x, y = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    separate = torch.stack([loss(*pair) for pair in zip(x, target, strict=True)])
+    together = torch.func.vmap(loss)(y, target)
+    torch.testing.assert_close(together, separate)
+    (separate_grad,) = torch.autograd.grad(separate.sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(together.sum(), y)[0], separate_grad)
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    z = scores[1].clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(compiled(z, target[1]), z)[0], separate_grad[1])

@@ -132,19 +132,6 @@ def lam(value: Any) -> float:
     return number
 
 
-def lam_or_window(
-    lam_value: Any, window: Any, *, default: float | None = None
-) -> tuple[float | None, float | None]:
-    """Require one of the two; with a ``default`` for lambda, at most one."""
-    if lam_value is not None and window is not None:
-        raise ValueError(f"lam, window: expected one of them, received lam={lam_value!r} and window={window!r}")
-    if window is not None:
-        return None, positive("window", window)
-    if lam_value is None and default is None:
-        raise ValueError("lam, window: expected one of them, received neither")
-    return lam(default if lam_value is None else lam_value), None
-
-
 def finite(name: str, value: Any) -> float:
     """Require a finite number."""
     number = _number(name, value)

@@ -252,7 +252,7 @@ def loss_of_ranks(
         if reach.kind == "lam":
             divisor = reach.strength * items.clamp(min=1).double()
         else:  # one raw lambda for each list: its longest step is the window
-            window = torch.as_tensor(reach.strength, dtype=torch.float64, device=scores.device)
+            window = torch.full((), reach.strength, dtype=torch.float64, device=scores.device)
             if reach.kind == "share":
                 window = (window * (spread_over(scores, mask) if spread is None else spread)).to(dtype).double()
             top = layout.largest(slopes.abs())

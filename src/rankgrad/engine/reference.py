@@ -80,8 +80,10 @@ def _window_gradient(
     """
     window = request.window()
     if isinstance(window, Tensor):
-        window = window.reshape(-1, *[1] * (y.ndim - 1))
-    moved = torch.where(relevant, y + torch.as_tensor(window, device=y.device).to(y.dtype), y)
+        step = window.reshape(-1, *[1] * (y.ndim - 1)).to(y.dtype)
+    else:
+        step = torch.full((), window, dtype=y.dtype, device=y.device)
+    moved = torch.where(relevant, y + step, y)
     after = lists.order(moved, relevant, exists)
     passed = above - (lists.ranks(after) - lists.ranks_among(relevant, after))
     slopes = slopes.where(relevant & (above > 0), 0)

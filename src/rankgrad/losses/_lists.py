@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rankgrad import _check
 from rankgrad.engine import forms, ops
+from rankgrad.engine.layouts import layout_of
 from rankgrad.engine.precision import compute_dtype
 from rankgrad.engine.request import Request
 from rankgrad.engine.slopes import value_and_slope
@@ -70,7 +71,7 @@ def loss_of_lists(
         given.put(relevance),
         given.put_optional(mask),
         given.offsets,
-        tables=tables,
+        tables=None if tables is None else tables.detach(),
         spread=None if spread is None else spread.detach().double().reshape(1),
         lists=None if lists is None else lists.reshape(1),
         form=form if isinstance(form, str) else "tables",
@@ -82,6 +83,9 @@ def loss_of_lists(
         check_finite=check_finite,
         max_relevant=max_relevant,
     )
+    if tables is not None and tables.requires_grad:
+        loss = _loss_with_learned_weight(placed, request, tables[0], reduction)
+        return loss.reshape(given.shape if reduction == "none" else ())
     return ops.list_loss(placed, request, reduction, given.shape)
 
 
@@ -109,4 +113,16 @@ def tables_of(
     bad = ~slopes.isfinite() if by_window else slopes.isnan()
     if wanted:  # a slope that is not a number gives no gradient
         values = values.masked_fill(bad, torch.nan)
-    return torch.stack([values, slopes.masked_fill(bad, 0)]).detach()
+    return torch.stack([values, slopes.masked_fill(bad, 0)])
+
+
+def _loss_with_learned_weight(placed: Tensor, request: Request, values: Tensor, reduction: str) -> Tensor:
+    """The loss where W has parameters that learn: its value hangs on ``values``, W at all counts."""
+    layout = layout_of(request)
+    above, own, _ = ops.standings(*request)
+    there = own > 0
+    terms = values[above.clamp(max=len(values) - 1)].where(there, 0)
+    losses, gradient, divisor, counting = ops.evaluate_op(*request)
+    losses = layout.total(terms) / layout.total(there.long()).clamp(min=1) + 0 * losses  # NaN stays
+    loss: Tensor = ops.reduce_lists(placed, losses, gradient, divisor, counting, request.offsets, reduction)
+    return loss

@@ -155,7 +155,9 @@ class EmbeddingLoss(nn.Module):
         if isinstance(form, str):
             return None
         by_window = reach.kind != "lam"
-        return tables_of(form, len(kind.candidates), kind.queries.device, by_window=by_window, wanted=True)
+        return tables_of(
+            form, len(kind.candidates), kind.queries.device, by_window=by_window, wanted=True
+        ).detach()
 
     def reset(self) -> None:
         """Forget the memory."""
