@@ -96,8 +96,8 @@ def tables_of(
     if isinstance(form, Tensor):
         if form.device != device:
             raise ValueError(f"weight: expected on the device of scores ({device}), received on {form.device}")
-        if form.device.type == "cpu" and not torch.compiler.is_compiling() and bool(form.isnan().any()):
-            raise _check.fail("weight", "numbers, not NaN", form)
+        if form.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(form.isfinite().all()):
+            raise _check.fail("weight", "finite numbers", form)
         return forms.weight_tables(form.detach())
 
     def values_of(counts: Tensor) -> Tensor:
