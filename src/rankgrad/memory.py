@@ -207,8 +207,12 @@ class EmbeddingMemory(_Ring):
         if not self.rows:
             nothing = self.position.new_empty(0)
             return nothing.float().reshape(0, 0), nothing, nothing, nothing.bool()
-        embeddings, labels, items, valid = (self._rows(name).clone() for name in self.fields)
+        embeddings, labels, items, valid = (one.clone() for one in self._candidates())
         return embeddings, labels, items, valid
+
+    def _candidates(self) -> tuple[Tensor, ...]:
+        """The rows themselves, for who reads them before the next batch comes."""
+        return tuple(self._rows(name) for name in self.fields)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         labels = state_dict.get(prefix + "labels")

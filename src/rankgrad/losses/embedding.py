@@ -107,7 +107,7 @@ class EmbeddingLoss(nn.Module):
             fresh = lookup(queries, labels, ref_embeddings, ref_labels, query_index, items)
         kinds = [fresh]
         if self.memory.rows:
-            old, old_labels, old_items, valid = self.memory.candidates()
+            old, old_labels, old_items, valid = self.memory._candidates()
             kinds.append(Lookup(queries, labels, items, old.to(queries.dtype), old_labels, old_items, valid))
         loss = self._mean(kinds)
         # Trainers may call eval() of the network alone: a batch without a gradient is not one to learn from.
@@ -128,8 +128,9 @@ class EmbeddingLoss(nn.Module):
         alone = len(kinds) == 1 and not self.processes.several
         if (
             torch._C._are_functorch_transforms_active()
-        ):  # which see through a product of matrices, not through blocks
-            pairs = [kind.pairs() for kind in kinds]
+        ):  # they see through a product of matrices, not through blocks
+            # The candidates are kept for backward, and the memory changes before.
+            pairs = [kind._replace(candidates=kind.candidates.clone()).pairs() for kind in kinds]
             lists = None if alone else torch.stack([_counting(*one[1:]) for one in pairs]).sum()
             return torch.stack([self.list_loss(*one, lists) for one in pairs]).sum()
         dtype = kinds[0].queries.dtype

@@ -11,6 +11,7 @@ from torch import Tensor
 from rankgrad.lab.bench import retrieval, timing
 from rankgrad.lab.bench.tables import Cells, in_time
 from rankgrad.losses import RecallLoss
+from rankgrad.memory import EmbeddingMemory
 
 DIM = 512
 #: Name, queries, remembered candidates (0: the batch itself), whether products may use TF32.
@@ -25,8 +26,8 @@ def _unit(rows: int, device: torch.device) -> Tensor:
     return torch.nn.functional.normalize(torch.randn(rows, DIM, device=device), dim=1)
 
 
-def _step(loss: Callable[..., Tensor], queries: Tensor, labels: Tensor, *candidates: Tensor) -> Callable[[], Any]:
-    return lambda: torch.autograd.grad(loss(queries, labels, *candidates), queries)
+def _step(loss: Callable[..., Tensor], queries: Tensor, labels: Tensor) -> Callable[[], Any]:
+    return lambda: torch.autograd.grad(loss(queries, labels), queries)
 
 
 def cells(device: torch.device, cases: tuple[tuple[str, int, int, bool], ...] = CASES) -> Cells:
@@ -41,20 +42,18 @@ def cells(device: torch.device, cases: tuple[tuple[str, int, int, bool], ...] = 
             torch.manual_seed(0)
             queries = _unit(many, device).requires_grad_()
             labels = torch.arange(many, device=device) // retrieval.PER_CLASS
-            candidates: tuple[Tensor, ...] = ()
+            memory = EmbeddingMemory(min(remembered, 1)).to(device)
             if remembered:
-                candidates = (
-                    _unit(remembered, device),
-                    torch.arange(remembered, device=device) % (remembered // 4),
-                )
-            products = _products(queries, candidates[0] if candidates else queries, 3 if remembered else 4)
-            alone = timing.seconds(products, device, budget=0.5)
+                memory.push(_unit(remembered, device), torch.arange(remembered, device=device) % (remembered // 4))
+            candidates = memory._candidates()[0] if remembered else queries
+            alone = timing.seconds(_products(queries, candidates, 3 if remembered else 4), device, budget=0.5)
             for reach, loss in (("lam", RecallLoss(lam=0.2, margin=0.02)), ("automatic", RecallLoss())):
-                step = _step(loss.to(device), queries, labels, *candidates)
+                loss.memory = memory
+                step = _step(loss.to(device).eval(), queries, labels)  # eval: the memory stays as it is
                 peak = timing.peak_bytes(step, device)
                 taken = timing.seconds(step, device, budget=0.5)
-                memory = f"{peak / 2**20:,.0f} MiB"
-                table.append([name, reach, in_time(taken), in_time(alone), f"{taken / alone:.2f}x", memory])
+                line = [in_time(taken), in_time(alone), f"{taken / alone:.2f}x", f"{peak / 2**20:,.0f} MiB"]
+                table.append([name, reach, *line])
         finally:
             torch.backends.cuda.matmul.allow_tf32 = before
     return table
