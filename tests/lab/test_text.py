@@ -136,7 +136,7 @@ def test_the_graded_loss_ranks_the_documents_of_a_batch():
     embeddings = torch.tensor([[1.0, 0, 0], [0, 1, 0], [-1, -1, 1], [0, 0.1, 1], [-1, -1, 1], [1, 1, 0]])
     embeddings.requires_grad_()
     ids = torch.tensor([0, 1, 2, 0, 2, 1])  # two queries, documents z x z y: z is there twice
-    loss = graded.GradedLoss(Named(name="ndcg", lam=10.0), lists, 2)
+    loss = graded.GradedLoss(Named(name="ndcg", lam=10.0, margin=0.0), lists, 2)
     found = loss(embeddings, ids, ids)
     unit = torch.nn.functional.normalize(embeddings.detach(), dim=1)
     scores = unit[:2] @ unit[[2, 3, 5]].T

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from rankgrad.lab.training.config import Count, NonNegative, Positive, RunConfig, Section
+from rankgrad.parameters import PROXY_LR
 
 #: A learning rate; before 0.2 the one of proxies was a multiple, in the thousands.
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -40,7 +41,7 @@ class RetrievalConfig(RunConfig):
     loss: Named  # what is minimised
     miner: Named | None = None  # of pytorch-metric-learning, for its losses
     embedding_lr: Positive = 1.0  # times optim.lr, for the layers behind the backbone
-    proxy_lr: Rate = 0.04  # of parameters of the loss (proxies), whatever optim.lr is; scheduled alike
+    proxy_lr: Rate = PROXY_LR  # of parameters of the loss (proxies), whatever optim.lr is; scheduled alike
     head_epochs: NonNegative = 1.0  # at first only embedding layer and proxies learn; half of `epochs` at most
     recall_at: tuple[Count, ...] = (1, 2, 4, 8)  # the K of R@K
     target: NonNegative | None = None  # R@1 to expect, for the report

@@ -23,7 +23,10 @@ from rankgrad.pairs import retrieval_pairs, unit_length
 OURS: dict[str, tuple[type[nn.Module], str]] = {
     "recall": (RecallLoss, "recall at every K, weight: log or loglog (the paper's retrieval loss)"),
     "ap": (AveragePrecisionLoss, "average precision; log: true for its log form"),
-    "proxy": (ProxyRankingLoss, "learned class vectors rank the batch, with bars (beyond the paper)"),
+    "proxy": (
+        ProxyRankingLoss,
+        "learned class vectors rank the batch (the default, beyond the paper)",
+    ),
 }
 
 

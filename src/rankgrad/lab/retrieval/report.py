@@ -191,6 +191,8 @@ def sections(
     """
     out = [("Result, %", _results(run, config, beside, rows, note))]
     if data := _data(run):
+        if memory := config.loss.arguments().get("memory"):
+            data += f"<p>The memory of {memory} batches is full from step {memory} on.</p>"
         out.append(("Data and embeddings", data))
     if (run / "examples.json").is_file():
         examples = read_json(run / "examples.json", Examples)

@@ -19,8 +19,10 @@ from rankgrad.pairs import unit_length
 
 #: Steps that are averaged before anything is said.
 STEPS = 20
-#: Collapsed: a spread below this, and below this share of the largest one so far (untrained networks start low).
+#: Collapsed: a spread below this, and below this share of the largest one so far (untrained networks start low), ...
 GONE, SHARE = 0.01, 0.1
+#: ... for so many steps: at first all embeddings may move together, and part again within some ten steps.
+PATIENCE = 100
 #: Share of the embeddings without any gradient from which on it is said.
 STILL = 0.95
 
@@ -48,6 +50,7 @@ class Watch:
     def __init__(self, reach: str) -> None:
         self.reach = reach
         self.largest = 0.0
+        self._low = 0  # steps since the spread was gone
         self._spreads: list[float] = []
         self._still: list[tuple[float, float]] = []
         self._told = False
@@ -62,7 +65,8 @@ class Watch:
                 continue
             now = math.fsum(self._spreads) / STEPS
             self.largest = max(self.largest, now)
-            if now < GONE and now < SHARE * self.largest:
+            self._low = self._low + 1 if now < GONE and now < SHARE * self.largest else 0
+            if self._low == PATIENCE:
                 raise self._collapsed(now, row)
             if not self._told and math.fsum(share for share, _ in self._still) / STEPS > STILL:
                 self._told = True
@@ -88,6 +92,8 @@ def advice(name: str, arguments: Mapping[str, object]) -> str:
     """What to change in a loss whose gradients are nearly all zero."""
     if name.startswith("pml:"):
         return "a larger margin leaves more to learn, another miner finds more pairs"
+    if name == "proxy":
+        return "a larger loss.threshold leaves more to learn"
     reach = "lam" if "lam" in arguments else "window"
     return (
         f"if the loss is small, a larger loss.margin leaves more to learn; if it is not, loss.{reach} is too "

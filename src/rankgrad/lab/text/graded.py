@@ -20,12 +20,13 @@ from rankgrad.losses import average_precision_loss, ndcg_loss, recall_loss
 from rankgrad.metrics import RetrievalMetrics, average_precision, map_at_r, ndcg, reciprocal_rank
 from rankgrad.pairs import unit_length
 
-#: name -> function of (scores, relevance), whether it reads grades, defaults
-LOSSES: dict[str, tuple[Callable[..., Tensor], bool, dict[str, Any]]] = {
-    "ndcg": (ndcg_loss, True, {"lam": 1.0}),
-    "ap": (average_precision_loss, False, {"window": 0.1, "margin": 0.05}),
-    "recall": (recall_loss, False, {"window": 0.1, "margin": 0.05}),
+#: name -> function of (scores, relevance), and whether it reads grades
+LOSSES: dict[str, tuple[Callable[..., Tensor], bool]] = {
+    "ndcg": (ndcg_loss, True),
+    "ap": (average_precision_loss, False),
+    "recall": (recall_loss, False),
 }
+_NOT_SET = {"scores", "relevance", "mask", "reduction", "groups", "num_groups", "spread"}
 
 
 class GradedSource(TextSource):
@@ -81,19 +82,17 @@ def loss_of(config: Named) -> tuple[Callable[..., Tensor], bool, dict[str, Any]]
     """A loss of lists by name, with its arguments checked."""
     if config.name not in LOSSES:
         raise UserError(f"loss: unknown name {config.name!r} for graded lists{nearest(config.name, LOSSES)}")
-    function, grades, defaults = LOSSES[config.name]
-    known = set(inspect.signature(function).parameters) - {"scores", "relevance", "mask", "reduction"}
+    function, grades = LOSSES[config.name]
+    known = set(inspect.signature(function).parameters) - _NOT_SET
     for name in config.arguments():
         if name not in known:
             raise UserError(f"loss.{name}: unknown argument of {function.__name__}{nearest(name, known)}")
-    given = config.arguments()
-    if {"lam", "window"} & given.keys():
-        defaults = {k: v for k, v in defaults.items() if k not in ("lam", "window")}
+    arguments = {"margin": "auto", **config.arguments()}  # as the Modules, which are for training
     try:
-        function(torch.zeros(1, 2), torch.tensor([[True, False]]), **{**defaults, **given})
+        function(torch.zeros(1, 2), torch.tensor([[True, False]]), **arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"loss: {error}") from None
-    return function, grades, {**defaults, **given}
+    return function, grades, arguments
 
 
 def measure(

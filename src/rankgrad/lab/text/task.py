@@ -45,8 +45,7 @@ class TextTask(RetrievalTask):
         kind = data.kind_of(config.data)
         loss = config.loss
         if loss.name == "auto":
-            name, values = ("ndcg", {}) if kind == "graded" else ("ap", {"window": 0.1, "margin": 0.05})
-            loss = type(loss)(name=name, **{**values, **loss.arguments()})
+            loss = loss.model_copy(update={"name": "ndcg" if kind == "graded" else "ap"})
         batch = config.batch.model_copy(update={"per_class": 2}) if kind == "pairs" else config.batch
         found = config.data.model_copy(update={"kind": kind})
         return config.model_copy(update={"data": found, "loss": loss, "batch": batch})
