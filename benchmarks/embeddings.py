@@ -37,6 +37,7 @@ TRIPLET = "loss=pml:TripletMarginLoss loss.margin=0.2 miner=pml:TripletMarginMin
 #: Ours with the values that stand in their Modules, baselines with their authors' values.
 ROWS = {
     "ProxyRanking (default)": "loss=proxy",
+    "PairRanking": "loss=pair",
     "AP": "loss=ap",
     "recall, loglog": "loss=recall",
     "ProxyAnchor": "loss=pml:ProxyAnchorLoss loss.margin=0.1 loss.alpha=32 proxy_lr=0.02",

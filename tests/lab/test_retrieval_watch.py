@@ -41,7 +41,7 @@ def steps(spreads, still=0.0, loss=1.0):
 def test_a_collapse_is_an_error_with_advice():
     seen = watch.Watch("")
     assert seen.see(steps([0.4] * 40)) == []
-    with pytest.raises(UserError, match=r"collapsed at step 1[12]\d .* from 0\.400 to 0\.0010\. .*lower lr.*memory"):
+    with pytest.raises(UserError, match=r"collapsed at step 1[12]\d .* 0\.400 to 0\.0010\. .*lower lr.*memory"):
         seen.see(steps([0.001] * 200))
     low = watch.Watch("")  # an untrained network starts low, and may rise
     assert low.see(steps([0.001] * 30 + [0.002] * 30 + [0.3] * 30)) == []

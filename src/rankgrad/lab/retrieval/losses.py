@@ -17,12 +17,13 @@ from rankgrad import distributed
 from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
-from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss, RecallLoss
+from rankgrad.losses import AveragePrecisionLoss, PairRankingLoss, ProxyRankingLoss, RecallLoss
 from rankgrad.pairs import retrieval_pairs, unit_length
 
 OURS: dict[str, tuple[type[nn.Module], str]] = {
     "recall": (RecallLoss, "recall at every K, weight: log or loglog (the paper's retrieval loss)"),
     "ap": (AveragePrecisionLoss, "average precision; log: true for its log form"),
+    "pair": (PairRankingLoss, "average precision and a hinge on the similarities (beyond the paper)"),
     "proxy": (
         ProxyRankingLoss,
         "learned class vectors rank the batch (the default, beyond the paper)",

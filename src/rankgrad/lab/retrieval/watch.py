@@ -19,7 +19,7 @@ from rankgrad.pairs import unit_length
 
 #: Steps that are averaged before anything is said.
 STEPS = 20
-#: Collapsed: a spread below this, and below this share of the largest one so far (untrained networks start low), ...
+#: Collapsed: a spread below this, and below this share of the largest one (untrained networks start low), ...
 GONE, SHARE = 0.01, 0.1
 #: ... for so many steps: at first all embeddings may move together, and part again within some ten steps.
 PATIENCE = 100

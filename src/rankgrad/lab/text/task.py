@@ -45,7 +45,7 @@ class TextTask(RetrievalTask):
         kind = data.kind_of(config.data)
         loss = config.loss
         if loss.name == "auto":
-            loss = loss.model_copy(update={"name": "ndcg" if kind == "graded" else "ap"})
+            loss = loss.model_copy(update={"name": "ndcg" if kind == "graded" else "pair"})
         batch = config.batch.model_copy(update={"per_class": 2}) if kind == "pairs" else config.batch
         found = config.data.model_copy(update={"kind": kind})
         return config.model_copy(update={"data": found, "loss": loss, "batch": batch})
@@ -148,6 +148,6 @@ class TextTask(RetrievalTask):
         """Losses and kinds of data, a line each."""
         return {
             "loss": {name: told for name, (_, told) in losses.OURS.items()}
-            | {"ndcg": "NDCG, for graded lists", "auto": "ap for labels and pairs, ndcg for graded lists"},
+            | {"ndcg": "NDCG, for graded lists", "auto": "pair for labels and pairs, ndcg for graded lists"},
             "data": {kind: f"a file with the columns {', '.join(roles)}" for kind, roles in data.KINDS.items()},
         }
