@@ -26,6 +26,7 @@ def _link(name: str, place: griffe.Object) -> str:
         return f"`{name}`"
     public = all(not part.startswith("_") for part in found.path.split("."))
     public = public and not found.path.startswith("rankgrad.engine")
+    public = public and not (found.is_module and found.path.startswith("rankgrad.lab"))  # no pages of their own
     return f"[`{name}`][{found.canonical_path}]" if public and found.has_docstring else f"`{name}`"
 
 
