@@ -164,11 +164,11 @@ def window_gradient(scores, relevance, form, window, margin=0.0, mask=None, dtyp
 
 
 def spread(scores, mask=None, dtype=np.float64):
-    """Standard deviation of the finite existing scores of a whole call, with its floors."""
+    """Standard deviation of the finite existing scores of a whole call, with its floors; 1 where all are equal."""
     exists = np.ones(np.shape(scores), bool) if mask is None else np.asarray(mask)
     values = [float(s) for s, e in zip(np.ravel(scores), np.ravel(exists), strict=True) if e and math.isfinite(s)]
-    if not values:
-        return float(np.finfo(dtype).tiny)
+    if len(set(values)) <= 1:
+        return 1.0
     mean = math.fsum(values) / len(values)
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
     return max(deviation, 1e-6 * max(abs(v) for v in values), float(np.finfo(dtype).tiny))

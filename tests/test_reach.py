@@ -102,10 +102,20 @@ def test_spread_of_blocks_is_that_of_all():
     torch.testing.assert_close(spread.spread_of(parts, torch.float32), together, rtol=1e-12, atol=0)
     expected = oracles.spread(scores.numpy(), mask.numpy(), np.float32)
     assert math.isclose(together, expected, rel_tol=1e-12)
-    flat = torch.full((1, 50), -3.0)
-    assert math.isclose(spread.spread_of(spread.moments(flat)[None], torch.float32)[0], 3e-6)
-    zero = spread.spread_of(spread.moments(flat * 0)[None], torch.float32)[0]
-    assert zero == torch.finfo(torch.float32).tiny
+    nearly = torch.full((1, 50), -3.0)
+    assert spread.spread_of(spread.moments(nearly)[None], torch.float32)[0] == 1  # equal scores have no scale
+    nearly[0, 7] = torch.nextafter(nearly[0, 7], torch.tensor(0.0))
+    assert math.isclose(spread.spread_of(spread.moments(nearly)[None], torch.float32)[0], 3e-6, rel_tol=1e-6)
+    small = torch.tensor([[0.0, 1e-44]])
+    assert spread.spread_of(spread.moments(small)[None], torch.float32)[0] == torch.finfo(torch.float32).tiny
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, -7.3])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_layer_that_starts_at_zero_gets_a_gradient_it_can_learn_from(name, value):
+    """All scores equal: with a floor of the smallest number it was 1e35, whose square no optimiser survives."""
+    _, grad = gradient(LOSSES[name], torch.full_like(SCORES, value).float(), margin="auto")
+    assert 0 < grad.abs().max() < 100
 
 
 @pytest.mark.parametrize("name", ["ndcg", "ndcg at 5", "spearman"])
@@ -164,7 +174,7 @@ def test_numbers_that_are_none_in_float32(loss, given, name):
 
 
 def test_weights_that_are_nan():
-    with pytest.raises(ValueError, match=r"^weight: expected numbers"):
+    with pytest.raises(ValueError, match=r"^weight: expected (finite )?numbers"):
         rankgrad.recall_loss(SCORES, RELEVANCE, weight=torch.tensor([1.0, torch.nan]))
 
 

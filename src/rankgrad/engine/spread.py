@@ -10,6 +10,9 @@ from rankgrad.engine.registration import is_plain_call
 _BLOCK = 1 << 22  # scores that are turned into float64 at a time
 #: The spread is at least this share of the largest score: a window must still be seen beside it in float32.
 LEAST_SHARE = 1e-6
+#: A deviation that is no more than this share of the largest score is rounding: all scores are equal. (Two float32
+#: numbers that differ make a larger one among up to 10^12.)
+EQUAL = 1e-14
 
 
 def moments(scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -62,11 +65,13 @@ def spread_of(parts: Tensor, dtype: torch.dtype) -> Tensor:
     """The spread from the :func:`moments` of all parts, ``[parts, ..., 4]`` -> float64 ``[...]``.
 
     At least :data:`LEAST_SHARE` of the largest score and the smallest normal number of ``dtype``, the compute
-    dtype.
+    dtype. Where all scores are equal it is 1: they have no scale, and a layer that starts at zero would get a
+    gradient of 1e35.
     """
     count, _, squares, largest = merged(parts).unbind(-1)
     deviation = (squares / count.clamp(min=1)).sqrt()
-    return torch.maximum(deviation, LEAST_SHARE * largest).clamp(min=torch.finfo(dtype).tiny)
+    least = (LEAST_SHARE * largest).clamp(min=torch.finfo(dtype).tiny)
+    return torch.maximum(deviation, least).masked_fill(deviation <= EQUAL * largest, 1.0)
 
 
 def spread(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -58,5 +58,6 @@ def merge_moments(parts, out, spread, programs, least_bits, tiny_bits, BLOCK: tl
     tl.store(out + call * 4 + 2, squares)
     tl.store(out + call * 4 + 3, largest)
     deviation = tl.sqrt(squares / tl.maximum(total, 1.0))
-    deviation = tl.maximum(deviation, as_float64(least_bits) * largest)
-    tl.store(spread + call, tl.maximum(deviation, as_float64(tiny_bits)))
+    least = tl.maximum(as_float64(least_bits) * largest, as_float64(tiny_bits))
+    equal = deviation <= 1e-14 * largest  # EQUAL of rankgrad.engine.spread
+    tl.store(spread + call, tl.where(equal, 1.0, tl.maximum(deviation, least)))
