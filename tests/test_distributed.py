@@ -3,10 +3,12 @@
 import copy
 import os
 import socket
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import nn
 
 import rankgrad
@@ -14,6 +16,7 @@ from rankgrad import distributed
 from rankgrad.detection import RegionLoss
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
+from rankgrad.lab.retrieval.images.model import tiny
 from rankgrad.lab.training import checkpoint
 from rankgrad.lab.training.log import read_table
 
@@ -112,7 +115,10 @@ def everything(rank, folder):
     out["classes"] = on_classes(class_loss(), uneven)
     out["regions"] = on_regions(half)
     for name, settings in RUNS.items():
-        run.run("digits", [*TRAIN, *settings], out=f"{folder}/{name}")
+        weights = (
+            f"weights={Path(folder).parent}/tiny.safetensors"  # frozen batch norms: on CPUs each process has its own
+        )
+        run.run("digits", [*TRAIN, weights, *settings], out=f"{folder}/{name}")
     if rank is not None:
         run.run("voc", [*DETECTOR, f"data.root={folder}/../scenes"], out=f"{folder}/voc")
     return out
@@ -140,6 +146,7 @@ def process(rank, port, folder):
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     scenes.voc_set(folder / "scenes", train=8, test=5)
+    save_file(tiny().state_dict(), folder / "tiny.safetensors")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -93,6 +93,9 @@ class RetrievalTask(Task):
         self.items_per_step = self.batch.size
         self.parts: dict[str, Tensor] = {}
         self.network.to(device)
+        if distributed.active() and device.type == "cuda" and not getattr(self.network, "freeze_batch_norm", True):
+            # One batch, whatever the number of processes; torch has no such norm for CPUs.
+            self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)
         if device.type == "cuda":
             self.network = self.network.to(memory_format=torch.channels_last)
         classes, size = int(labels.max()) + 1, self.network.embedding_size

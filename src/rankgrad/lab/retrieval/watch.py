@@ -36,8 +36,8 @@ def spread(embeddings: Tensor) -> Tensor:
 
 
 def zero_share(gradient: Tensor) -> Tensor:
-    """Share of the rows whose gradient is zero, a scalar."""
-    return (gradient == 0).all(1).float().mean()
+    """Share of the rows of all processes whose gradient is zero, a scalar."""
+    return distributed.total((gradient == 0).all(1).float().mean()) / distributed.count()
 
 
 class Watch:
