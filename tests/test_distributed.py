@@ -115,9 +115,8 @@ def everything(rank, folder):
     out["classes"] = on_classes(class_loss(), uneven)
     out["regions"] = on_regions(half)
     for name, settings in RUNS.items():
-        weights = (
-            f"weights={Path(folder).parent}/tiny.safetensors"  # frozen batch norms: on CPUs each process has its own
-        )
+        # From weights batch norms stay frozen; trained on CPUs, each process would have statistics of its own.
+        weights = f"weights={Path(folder).parent}/tiny.safetensors"
         run.run("digits", [*TRAIN, weights, *settings], out=f"{folder}/{name}")
     if rank is not None:
         run.run("voc", [*DETECTOR, f"data.root={folder}/../scenes"], out=f"{folder}/voc")
