@@ -23,12 +23,13 @@ LIBRARY = [
     "",
 ]
 LAB = [
-    "training",
+    "training callbacks",
     "report vision sodeep",
     "retrieval detection text ranker",
     "tasks recipes",
+    "use",
     "figures bench",
-    "cli",
+    "options cli",
 ]
 FLOORS = [{f"rankgrad.{name}" for name in floor.split()} for floor in LIBRARY]
 FLOORS[-1] = {"rankgrad", "rankgrad.__init__"}

@@ -8,24 +8,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import typer
 
+#: Packages that do not come with the extra ``train``, and the extra that has them.
+_EXTRAS = {
+    "matplotlib": "figures",
+    "pyarrow": "ranker",
+    "lightgbm": "ranker",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "export",
+    "faiss": "search",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+}
+
 
 def build() -> typer.Typer:
     """The application, with the commands of every room."""
     import typer
 
+    from rankgrad.lab import options
     from rankgrad.lab.bench import commands as bench
     from rankgrad.lab.figures import commands as figures
     from rankgrad.lab.recipes import commands as recipes
-    from rankgrad.lab.retrieval import commands as retrieval
     from rankgrad.lab.sodeep import commands as sodeep
+    from rankgrad.lab.use import commands as use
 
     app = typer.Typer(
         help="Train directly for ranking metrics.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
     )
-    for room in (recipes, retrieval, bench, sodeep, figures):
+    app.callback()(options.of_the_command)
+    for room in (recipes, use, bench, sodeep, figures):
         room.register(app)
     return app
 
@@ -46,5 +60,5 @@ def main(arguments: list[str] | None = None) -> Any:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rankgrad"):
             raise
-        extra = "figures" if package == "matplotlib" else "train"
+        extra = _EXTRAS.get(package, "train")
         sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[{extra}]'")

@@ -26,6 +26,7 @@ from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.task import Task
+from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
 from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
 
@@ -311,6 +312,18 @@ class DetectionTask(Task):
         objects, protocol = source.scenes.objects, config.protocol()
         metrics = {scores: evaluate(f, objects, len(classes), protocol) for scores, f in found.items()}
         return {key: value for scores, one in metrics.items() for key, value in one.summary(scores).items()}
+
+    @classmethod
+    def trained(
+        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
+    ) -> Trained:
+        """From image files to boxes."""
+        from rankgrad.lab.detection.trained import ObjectDetector
+
+        network = model.rebuild(
+            config.model, config.view, regions=config.batch.regions, notes=notes, weights=weights
+        )
+        return ObjectDetector(config, network, device, tuple(notes["classes"]))
 
     @classmethod
     def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:

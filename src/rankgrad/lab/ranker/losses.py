@@ -29,7 +29,7 @@ BASELINES: dict[str, tuple[Callable[..., Tensor], str]] = {
     "approxndcg": (baselines.approx_ndcg_loss, "ApproxNDCG (Qin et al., 2010); temperature"),
 }
 _FIXED = {"scores", "relevance", "grades", "target", "groups", "num_groups", "mask", "lists", "max_relevant"}
-_FIXED |= {"reduction", "check_finite"}
+_FIXED |= {"reduction", "check_finite", "spread"}
 
 
 class ListLoss(nn.Module):

@@ -15,6 +15,7 @@ from rankgrad import distributed
 from rankgrad.lab.ranker import data, losses, model
 from rankgrad.lab.ranker.config import Config, Data
 from rankgrad.lab.ranker.data import Queries, Split
+from rankgrad.lab.ranker.trained import TrainedRanker
 from rankgrad.lab.training.checkpoint import fill, write_text
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
@@ -98,8 +99,14 @@ class RankerTask(Task):
 
     def evaluate(self) -> dict[str, float]:
         """In percent: NDCG of the validation queries; NDCG@k, MAP and MRR of the test queries."""
-        chooses = measure(self.network, self.validation, self.config)[f"NDCG@{self.config.ndcg_at[-1]}"]
-        return {self.headline: chooses, **measure(self.network, self.test, self.config)}
+        return {
+            self.headline: self.measure("validation")[f"NDCG@{self.config.ndcg_at[-1]}"],
+            **self.measure("test"),
+        }
+
+    def measure(self, part: str) -> dict[str, float]:
+        """NDCG@k, MAP and MRR in percent, of the ``validation`` or the ``test`` queries."""
+        return measure(self.network, {"validation": self.validation, "test": self.test}[part], self.config)
 
     def metadata(self) -> dict[str, Any]:
         """The features, in their order."""
@@ -133,6 +140,13 @@ class RankerTask(Task):
         return measure(network, prepared(split.test, config, device), config)
 
     @classmethod
+    def trained(
+        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
+    ) -> TrainedRanker:
+        """From features to scores."""
+        return TrainedRanker(config, rebuild(config, weights, notes), device, notes["features"])
+
+    @classmethod
     def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
         """The result before and after training beside other runs', and single queries."""
         from rankgrad.lab.ranker.report import sections
@@ -159,6 +173,11 @@ def measure(network: nn.Module, queries: Queries, config: Config) -> dict[str, f
     scores = score(network, queries)
     if not bool(scores.isfinite().all()):
         raise UserError("the network produced scores that are NaN or infinite; try a lower lr or optim.clip")
+    return figures(scores, queries, config)
+
+
+def figures(scores: Tensor, queries: Queries, config: Config) -> dict[str, float]:
+    """The same for scores ``[N]`` of any origin."""
     lists, grades, mask = losses.padded(scores, queries.grades, queries.groups)
     found = {f"NDCG@{k}": ndcg(lists, grades, k=k, gain=config.gain, mask=mask) for k in config.ndcg_at}
     relevance = grades >= config.relevant

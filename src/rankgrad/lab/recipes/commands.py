@@ -25,7 +25,13 @@ def _root(data: str | None) -> list[str]:
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe (rankgrad ls), a YAML file, or the folder of a run.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe (rankgrad ls), a YAML file, or the folder of a run.",
+            autocompletion=recipes.recipe_names,
+        ),
+    ],
     settings: Annotated[
         list[str] | None, typer.Argument(help="Settings as key=value, e.g. lr=1e-5 loss.lam=4.")
     ] = None,

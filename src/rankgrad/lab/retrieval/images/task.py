@@ -14,6 +14,7 @@ from rankgrad.lab.retrieval.images import data, model
 from rankgrad.lab.retrieval.images.config import Config, Data, View
 from rankgrad.lab.retrieval.images.paper import TABLES
 from rankgrad.lab.retrieval.images.source import ImageSource
+from rankgrad.lab.retrieval.images.trained import ImageEmbedder
 from rankgrad.lab.retrieval.source import Sources
 from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.retrieval.task import RetrievalTask
@@ -87,6 +88,14 @@ class ImageTask(RetrievalTask):
         """The network of a checkpoint."""
         assert config.view.crop is not None
         return model.rebuild(config.model, config.view.crop, notes, weights)
+
+    @classmethod
+    def trained(
+        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
+    ) -> ImageEmbedder:
+        """From image files to embeddings."""
+        config = cls.completed(config)
+        return ImageEmbedder(config, cls.rebuild(config, weights, notes), device)
 
     @classmethod
     def listing(cls) -> dict[str, dict[str, str]]:

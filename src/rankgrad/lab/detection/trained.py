@@ -1,0 +1,53 @@
+"""A trained detector, to be used: from image files to boxes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rankgrad.lab.detection.config import Config
+from rankgrad.lab.detection.data import Objects, Scenes
+from rankgrad.lab.detection.task import Detections, SceneSource, detect
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.trained import Trained
+
+
+class ObjectDetector(Trained):
+    """Image files to boxes.
+
+    Args:
+        config: The settings of the run.
+        network: With the weights of a checkpoint.
+        device: Where it is.
+        classes: Their names; label 1 is the first.
+    """
+
+    def __init__(self, config: Config, network: nn.Module, device: torch.device, classes: tuple[str, ...]) -> None:
+        super().__init__(config, network, device)
+        self.classes = classes
+
+    def detect(
+        self, images: Sequence[str | Path], *, progress: Callable[[int], None] = lambda done: None
+    ) -> Detections:
+        """For each image ``boxes [N, 4]`` (left, top, right, bottom in pixels), ``scores`` and ``labels``."""
+        paths = [Path(image) for image in images]
+        if missing := [str(path) for path in paths if not path.is_file()]:
+            raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
+        if not paths:
+            raise UserError("IMAGES: expected images, received none")
+        source = SceneSource(_unlabelled(paths), self.config.data, self.device, lambda done: None)
+        if source.faults:
+            raise UserError(f"IMAGES: {'; '.join(source.faults[:5])}")
+        return detect(self.network, source, self.config, progress)[self.config.scoring()]  # type: ignore[arg-type]
+
+
+def _unlabelled(paths: list[Path]) -> Scenes:
+    """Images whose objects and sizes nobody has noted."""
+    nothing = Objects(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool))
+    return Scenes(
+        paths, [str(path) for path in paths], [nothing] * len(paths), [(math.inf, math.inf)] * len(paths)
+    )

@@ -1,0 +1,68 @@
+"""A trained image embedding, to be used: from files to embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rankgrad.lab.retrieval.images.config import Data, View
+from rankgrad.lab.retrieval.images.source import ImageSource
+from rankgrad.lab.retrieval.splits import Items
+from rankgrad.lab.retrieval.task import embed
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.trained import Embedder, Exportable
+from rankgrad.pairs import unit_length
+
+
+class ImageEmbedder(Embedder):
+    """Images to embeddings of unit length, as the run evaluated them: resized, centre crop."""
+
+    kind = "image"
+
+    def embed(self, items: Sequence[str | Path], *, progress: Callable[[int], None] = lambda done: None) -> Tensor:
+        """Embeddings of image files, ``[N, dim]`` float32 on the CPU."""
+        paths = [Path(item) for item in items]
+        names = [str(path) for path in paths]
+        if missing := [name for name, path in zip(names, paths, strict=True) if not path.is_file()]:
+            raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
+        if not paths:
+            raise UserError("IMAGES: expected images, received none")
+        found = Items(paths, torch.zeros(len(paths), dtype=torch.int64), None, names)
+        source = ImageSource(found, Data(name="folder"), self.config.view, self.device)
+        if source.store.faults:
+            raise UserError(f"IMAGES: {'; '.join(source.store.faults[:5])}")
+        return unit_length(embed(self.network, source, self.config.precision, progress=progress)).cpu()
+
+    def exportable(self) -> Exportable:
+        """From pixels in [0, 1] to embeddings: the normalisation of the images is part of it."""
+        view: View = self.config.view
+        assert view.crop is not None
+        size = f"{view.crop} x {view.crop}"
+        shape = (2, 3, view.crop, view.crop)
+        example = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
+        return Exportable(
+            _FromPixels(self.network, view).to(self.device).eval(),
+            example,
+            ("images", f"[N, 3, {view.crop}, {view.crop}] float32: RGB in [0, 1], centre crop of {size}"),
+            ("embeddings", f"[N, {self.config.model.embedding}] float32 of unit length"),
+        )
+
+
+class _FromPixels(nn.Module):
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, view: View) -> None:
+        super().__init__()
+        self.network = network
+        assert view.mean is not None and view.std is not None
+        self.register_buffer("mean", torch.tensor(view.mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(view.std)[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embeddings of unit length."""
+        return functional.normalize(self.network((images - self.mean) / self.std), dim=-1)

@@ -1,0 +1,60 @@
+"""What a finished run leaves to be used: a network with what must happen before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad.lab.training.errors import UserError
+
+
+@dataclass(frozen=True)
+class Exportable:
+    """A network as other programs take it: one tensor in, one tensor out, any number of rows.
+
+    Attributes:
+        module: What is exported.
+        example: Input of a few rows.
+        input: Its name, and in words what it must be.
+        output: Likewise.
+    """
+
+    module: nn.Module
+    example: Tensor
+    input: tuple[str, str]
+    output: tuple[str, str]
+
+
+class Trained:
+    """The network of a run in evaluation mode; what a task gives its users has this form.
+
+    Args:
+        config: The settings of the run.
+        network: With the weights of a checkpoint.
+        device: Where it is.
+    """
+
+    def __init__(self, config: Any, network: nn.Module, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.network = network.to(device).eval()
+
+    def exportable(self) -> Exportable:
+        """The network for other programs."""
+        raise UserError(f"RUN: a network of the task {self.config.task!r} cannot be exported")
+
+
+class Embedder(Trained):
+    """A network that embeds items, images or texts."""
+
+    kind: str  #: what an item is: ``image`` or ``text``
+
+    def embed(self, items: Sequence[Any], *, progress: Callable[[int], None] = lambda done: None) -> Tensor:
+        """Embeddings of unit length, ``[N, dim]`` float32 on the CPU.
+
+        ``progress`` is called with the number of items done so far.
+        """
+        raise NotImplementedError

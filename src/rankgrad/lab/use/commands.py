@@ -1,0 +1,150 @@
+"""The verbs on finished runs: embed, search, detect, export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankgrad.lab.training.errors import UserError
+
+
+def _files(given: list[Path]) -> list[Path]:
+    """Images, and those in folders."""
+    from rankgrad.lab.retrieval.images.data.folder import images_in
+
+    paths = [path for one in given for path in (images_in(one) if one.is_dir() else [one])]
+    if not paths:
+        raise UserError(f"IMAGES: no images in {', '.join(map(str, given))}")
+    return paths
+
+
+def embed(
+    checkpoint: Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint in it.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    out: Annotated[Path, typer.Option(help="Where the embeddings go.")] = Path("embeddings.npz"),
+    index: Annotated[Path | None, typer.Option(help="An index for `rankgrad search` as well, by FAISS.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
+) -> None:
+    """Embed images: an .npz with `embeddings` [N, dim], of unit length, and `names` [N]."""
+    import io
+
+    import numpy as np
+
+    from rankgrad.lab.training import log
+    from rankgrad.lab.training.checkpoint import write_bytes
+    from rankgrad.lab.training.trained import Embedder
+    from rankgrad.lab.use import checkpoint_of, load
+    from rankgrad.lab.use import index as indices
+
+    network = load(checkpoint, device=device)
+    if not isinstance(network, Embedder) or network.kind != "image":
+        task = network.config.task
+        raise UserError(f"CHECKPOINT: expected a network that embeds images, received one of the task {task!r}")
+    paths = _files(images)
+    with log.progress("embedding", len(paths), 0, show=True) as bar:
+        embeddings = network.embed(paths, progress=bar.advance).numpy()
+    names = [str(path) for path in paths]
+    file = io.BytesIO()
+    np.savez(file, embeddings=embeddings, names=np.array(names))
+    write_bytes(out, file.getvalue())
+    print(f"{len(names)} embeddings of length {embeddings.shape[1]} in {out}")
+    if index is not None:
+        indices.write(index, embeddings, names, checkpoint_of(checkpoint), network.kind)
+        print(f"index: {index}")
+
+
+def search(
+    index: Annotated[Path, typer.Argument(help="An index that `rankgrad embed --index` wrote.")],
+    query: Annotated[list[str], typer.Argument(help="Images, or texts for an index of texts.")],
+    nearest: Annotated[int, typer.Option(min=1, help="How many items to show.")] = 8,
+    page: Annotated[Path, typer.Option(help="The HTML page.")] = Path("search.html"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
+) -> None:
+    """Show the nearest items of an index: a table here, the items themselves on an HTML page."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from rankgrad.lab.training.checkpoint import write_text
+    from rankgrad.lab.use import index as indices
+    from rankgrad.lab.use import load
+    from rankgrad.lab.use import page as pages
+
+    opened = indices.read(index)
+    embeddings = load(opened.checkpoint, device=device).embed(query)
+    found = opened.nearest(embeddings.numpy(), nearest)
+    out = Console(soft_wrap=True, highlight=False)
+    for one, items in zip(query, found, strict=True):
+        table = Table("", "similarity", "item", title=one, title_justify="left", box=None, header_style="bold")
+        for place, (name, score) in enumerate(items, 1):
+            table.add_row(str(place), f"{score:.3f}", name)
+        out.print(table)
+    write_text(page, pages.write(page, query, found, opened.kind))
+    out.print(f"page: {page}", markup=False)
+
+
+def detect(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint in it.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    out: Annotated[Path, typer.Option(help="The folder of the drawn images.")] = Path("detections"),
+    score: Annotated[
+        float | None, typer.Option(help="The lowest score to draw; default: best F1 on the run's test images.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
+) -> None:
+    """Detect objects: images with boxes drawn, and detections.json with all of them."""
+    from rankgrad.lab.detection.trained import ObjectDetector
+    from rankgrad.lab.training import log
+    from rankgrad.lab.training.checkpoint import write_text
+    from rankgrad.lab.use import drawing, load
+
+    network = load(run, device=device)
+    if not isinstance(network, ObjectDetector):
+        raise UserError(f"RUN: expected a detector, received a network of the task {network.config.task!r}")
+    paths = _files(images)
+    with log.progress("detecting", len(paths), 0, show=True) as bar:
+        found = network.detect(paths, progress=bar.advance)
+    least = _threshold(run if run.is_dir() else run.parent) if score is None else score
+    told, drawn = {}, 0
+    for path, name, one in zip(paths, drawing.names(paths), found, strict=True):
+        rows = list(zip(one["boxes"].tolist(), one["scores"].tolist(), one["labels"].tolist(), strict=True))
+        boxes = [{"class": network.classes[c - 1], "score": s, "box": b} for b, s, c in rows]
+        told[str(path)] = boxes
+        shown = [box for box in boxes if box["score"] >= least]
+        drawn += len(shown)
+        drawing.draw(path, out / name, shown, network.classes)
+    write_text(out / "detections.json", json.dumps(told))
+    print(f"{drawn} boxes with a score of at least {least:.2g} on {len(paths)} images in {out}")
+
+
+def _threshold(folder: Path) -> float:
+    """Where F1 was best on the test images of the run; 0.5 if that is not known."""
+    kept = folder / "detections.json"
+    return float(json.loads(kept.read_text())["threshold"]) if kept.is_file() else 0.5
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint in it.")],
+    to: Annotated[str, typer.Option(help="onnx or torch-export.")] = "onnx",
+    out: Annotated[Path | None, typer.Option(help="The file; default: beside the checkpoint.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
+) -> None:
+    """Write the network of a run for other programs, and check that it gives the same outputs there."""
+    from rankgrad.lab.training.config import chosen
+    from rankgrad.lab.use import exporting as files
+    from rankgrad.lab.use import load
+
+    form = chosen("--to", to, files.ENDINGS)
+    wanted = load(run, device=device).exportable()
+    target = out or (run if run.is_dir() else run.parent) / f"network{files.ENDINGS[form]}"
+    difference = files.export(wanted, form, target)
+    print(f"{target}: {wanted.input[0]} {wanted.input[1]} -> {wanted.output[0]} {wanted.output[1]}")
+    print(f"same outputs as the network (largest difference {difference:.1g})")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command."""
+    for verb in (embed, search, detect, export):
+        app.command()(verb)

@@ -1,0 +1,95 @@
+"""A trained network for other programs: ONNX or torch.export, checked against the network itself."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rankgrad.lab.training.checkpoint import write_bytes
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.trained import Exportable
+
+#: The largest difference to the network's own output, of embeddings of unit length and of scores of size one.
+TOLERANCE = 1e-4
+
+#: Form -> ending of its files.
+ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
+
+
+def export(wanted: Exportable, form: str, out: Path) -> float:
+    """Write the network, read it again, and compare; the file appears only if the outputs agree.
+
+    Args:
+        wanted: What to export.
+        form: A key of :data:`ENDINGS`.
+        out: The file.
+
+    Returns:
+        The largest difference between the outputs of the file and of the network, for batches of one, two and five
+        rows.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        written = Path(place) / f"network{ENDINGS[form]}"
+        run = {"onnx": _onnx, "torch-export": _torch_export}[form](wanted, written)
+        difference = _difference(wanted, run)
+        if not difference <= TOLERANCE:
+            raise UserError(
+                f"--to: the {form} file gives other outputs than the network (difference {difference:.2g}, "
+                f"at most {TOLERANCE:g} is accepted); nothing was written"
+            )
+        write_bytes(out, written.read_bytes())
+    return difference
+
+
+def _difference(wanted: Exportable, run: Callable[[Tensor], Tensor]) -> float:
+    """Relative to the size of the outputs, where they are larger than one."""
+    generator = torch.Generator().manual_seed(1)
+    largest = 0.0
+    for rows in (1, 2, 5):
+        given = torch.rand((rows, *wanted.example.shape[1:]), generator=generator)
+        with torch.inference_mode():
+            own = wanted.module(given.to(wanted.example.device)).float().cpu()
+        found = run(given)
+        if found.shape != own.shape:
+            return torch.inf
+        difference = (found - own).abs().max() / max(1.0, float(own.abs().max()))
+        if not bool(difference <= largest):  # NaN too
+            largest = float(difference)
+    return largest
+
+
+def _torch_export(wanted: Exportable, path: Path) -> Callable[[Tensor], Tensor]:
+    rows = torch.export.Dim("rows", min=1)
+    program = torch.export.export(wanted.module, (wanted.example,), dynamic_shapes=({0: rows},))
+    torch.export.save(program, path, extra_files={"rankgrad.json": json.dumps(_described(wanted))})
+    module = torch.export.load(path).module()
+    return lambda given: module(given.to(wanted.example.device)).detach().float().cpu()
+
+
+def _onnx(wanted: Exportable, path: Path) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+    import onnxscript  # noqa: F401  # what torch.onnx needs: told before the network is traced
+
+    program = torch.onnx.export(
+        wanted.module,
+        (wanted.example,),
+        dynamo=True,
+        verbose=False,
+        input_names=[wanted.input[0]],
+        output_names=[wanted.output[0]],
+        dynamic_shapes=({0: torch.export.Dim("rows", min=1)},),
+    )
+    assert program is not None
+    program.model.metadata_props.update({"rankgrad": json.dumps(_described(wanted))})
+    program.save(path, external_data=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda given: torch.from_numpy(session.run(None, {wanted.input[0]: given.numpy()})[0])
+
+
+def _described(wanted: Exportable) -> dict[str, str]:
+    return dict([wanted.input, wanted.output])

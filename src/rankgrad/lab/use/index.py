@@ -1,0 +1,104 @@
+"""An index of embeddings, and the nearest items of a query.
+
+Two files: FAISS's index, which any program reads, and beside it ``NAME.json`` with the items' names and the
+checkpoint that embedded them, so that queries are embedded by the same network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankgrad.lab.training.checkpoint import write_bytes, write_text
+from rankgrad.lab.training.errors import UserError
+
+#: With more items the index is a graph (HNSW): approximate, but a search does not look at every item.
+EXACT_UP_TO = 200_000
+
+
+@dataclass(frozen=True)
+class Index:
+    """Embeddings of unit length by cosine similarity.
+
+    Attributes:
+        found: FAISS's index.
+        names: Of the items.
+        checkpoint: Which embedded them.
+        kind: What an item is: ``image`` or ``text``.
+    """
+
+    found: Any
+    names: list[str]
+    checkpoint: Path
+    kind: str
+
+    def nearest(self, embeddings: NDArray[np.float32], count: int) -> list[list[tuple[str, float]]]:
+        """(name, cosine similarity) of the nearest items of each row, best first."""
+        scores, rows = self.found.search(np.ascontiguousarray(embeddings, np.float32), min(count, len(self.names)))
+        return [
+            [(self.names[row], float(score)) for row, score in zip(*one, strict=True) if row >= 0]
+            for one in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _fingerprint(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha(file)
+
+
+def _sha(file: Any) -> str:
+    found = hashlib.sha256()
+    while part := file.read(2**20):
+        found.update(part)
+    return found.hexdigest()
+
+
+def write(path: Path, embeddings: NDArray[np.float32], names: list[str], checkpoint: Path, kind: str) -> None:
+    """An index of these items: exact, or for very many a graph."""
+    import faiss
+
+    width = embeddings.shape[1]
+    index: Any = faiss.IndexFlatIP(width)
+    if len(names) > EXACT_UP_TO:
+        index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
+    index.add(np.ascontiguousarray(embeddings, np.float32))
+    notes = {
+        "checkpoint": str(checkpoint.resolve()),
+        "sha256": _fingerprint(checkpoint),
+        "kind": kind,
+        "names": names,
+    }
+    write_bytes(path, faiss.serialize_index(index).tobytes())
+    write_text(_beside(path), json.dumps(notes))
+
+
+def read(path: Path) -> Index:
+    """The index of a file, with what is noted beside it."""
+    import faiss
+
+    for one in (path, _beside(path)):
+        if not one.is_file():
+            raise UserError(f"INDEX: no such file {str(one)!r}; rankgrad embed --index {path} writes it")
+    try:
+        notes = json.loads(_beside(path).read_text())
+        names, checkpoint, kind, known = (notes[key] for key in ("names", "checkpoint", "kind", "sha256"))
+        index = faiss.deserialize_index(np.frombuffer(path.read_bytes(), np.uint8))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"INDEX: {path} was not written by rankgrad embed, or is broken ({error})") from None
+    if index.ntotal != len(names):
+        raise UserError(f"INDEX: {path} has {index.ntotal} embeddings, {_beside(path)} {len(names)} names")
+    if not Path(checkpoint).is_file():
+        raise UserError(f"INDEX: the network that embedded its items is gone: {checkpoint}")
+    if _fingerprint(Path(checkpoint)) != known:
+        raise UserError(f"INDEX: {checkpoint} has changed since {path} was written; embed the items again")
+    return Index(index, names, Path(checkpoint), kind)
