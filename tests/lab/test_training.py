@@ -1,7 +1,6 @@
 """The whole way: settings, training, checkpoints, an exact continuation, a stop when a loss is lost."""
 
 import json
-import math
 import os
 import random
 import re
@@ -349,22 +348,6 @@ def test_what_is_compiled_is_recorded_in_one_process(tmp_path, monkeypatch, seve
     assert trainer._wrapped() == (task.network, None if several else "reduce-overhead")
     trainer.config = recipes.load("digits", SHORT)[1]
     assert trainer._wrapped() is task.network  # nor what is not asked for
-
-
-def test_what_is_not_known_is_not_drawn(tmp_path):
-    drawn = []
-
-    class Board:
-        def add_scalar(self, *point):
-            drawn.append(point)
-
-    tables = log.Log(tmp_path, 0, -1)
-    tables.close()
-    tables._board = Board()
-    for step, seen in ((1.0, 0.5), (2.0, math.nan)):
-        tables.add_steps([{"step": step, "epoch": 1.0, "loss": 2.5, "seen": seen}])
-    assert drawn == [("train/loss", 2.5, 1), ("train/seen", 0.5, 1), ("train/loss", 2.5, 2)]
-    assert [row["seen"] for row in rows(tmp_path)] == ["0.5", "nan"]
 
 
 def test_every_step_seeds_every_generator():

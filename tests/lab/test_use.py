@@ -198,7 +198,7 @@ def test_networks_of_other_tasks(detector, embedder, tmp_path):
     assert "expected a detector, received a network of the task 'retrieval'" in cli(
         "detect", embedder[0], tmp_path
     )
-    assert "expected a network that embeds images" in cli("embed", detector[0], tmp_path)
+    assert "expected a network that embeds, received one of 'detection'" in cli("embed", detector[0], tmp_path)
 
 
 def test_version_and_completion():

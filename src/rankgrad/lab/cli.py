@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import typer
 
-#: Packages that do not come with the extra ``train``, and the extra that has them.
-_EXTRAS = {
-    "matplotlib": "figures",
-    "pyarrow": "ranker",
-    "lightgbm": "ranker",
-    "onnx": "export",
-    "onnxscript": "export",
-    "onnxruntime": "export",
-    "faiss": "search",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
+#: What to install where it is not called as its module is.
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "faiss": "faiss-cpu",
+    "mlflow": "mlflow-skinny",
+    "pytorch_metric_learning": "pytorch-metric-learning",
+    "sentence_transformers": "sentence-transformers",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
 }
 
 
@@ -60,5 +58,4 @@ def main(arguments: list[str] | None = None) -> Any:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rankgrad"):
             raise
-        extra = _EXTRAS.get(package, "train")
-        sys.exit(f"rankgrad: {package} is not installed: pip install 'rankgrad[{extra}]'")
+        sys.exit(f"rankgrad: {package} is not installed: pip install {_DISTRIBUTIONS.get(package, package)}")

@@ -28,8 +28,8 @@ BASELINES: dict[str, tuple[Callable[..., Tensor], str]] = {
     "ranknet": (baselines.ranknet_loss, "RankNet (Burges et al., 2005); sigma"),
     "approxndcg": (baselines.approx_ndcg_loss, "ApproxNDCG (Qin et al., 2010); temperature"),
 }
-_FIXED = {"scores", "relevance", "grades", "target", "groups", "num_groups", "mask", "lists", "max_relevant"}
-_FIXED |= {"reduction", "check_finite", "spread"}
+#: What a loss may be given in the settings, beside its own name.
+_SETTABLE = {"lam", "window", "margin", "log", "weight", "k", "gain", "ties", "sigma", "temperature"}
 
 
 class ListLoss(nn.Module):
@@ -46,7 +46,7 @@ class ListLoss(nn.Module):
         if self.name not in OURS and self.name not in BASELINES:
             raise UserError(f"loss: unknown name {self.name!r}{nearest(self.name, [*OURS, *BASELINES])}")
         function = OURS[self.name][0] if self.name in OURS else BASELINES[self.name][0]
-        known = set(inspect.signature(function).parameters) - _FIXED
+        known = set(inspect.signature(function).parameters) & _SETTABLE
         for key in self.arguments:
             if key not in known:
                 raise UserError(f"loss.{key}: unknown argument of {self.name}{nearest(key, known)}")
@@ -57,19 +57,7 @@ class ListLoss(nn.Module):
         if self.name in BASELINES:
             return BASELINES[self.name][0](scores, grades, groups, **arguments)
         function, graded, _ = OURS[self.name]
-        scores, grades, mask = padded(scores, grades, groups)
-        return function(scores, grades if graded else grades >= self.relevant, mask=mask, **arguments)
-
-
-def padded(scores: Tensor, grades: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``[N]`` -> ``[queries, longest]`` and where items are."""
-    _, of, sizes = groups.unique_consecutive(return_inverse=True, return_counts=True)
-    place = torch.arange(len(of), device=of.device) - (sizes.cumsum(0) - sizes)[of]
-    shape = (len(sizes), int(sizes.max()))
-    mask = torch.zeros(shape, dtype=torch.bool, device=of.device)
-    mask[of, place] = True
-    lists = [values.new_zeros(shape).index_put((of, place), values) for values in (scores, grades)]
-    return lists[0], lists[1], mask
+        return function(scores, grades if graded else grades >= self.relevant, groups=groups, **arguments)
 
 
 def build(config: Named, relevant: float) -> ListLoss:

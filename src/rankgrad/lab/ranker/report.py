@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rankgrad.lab.ranker.config import Config
 from rankgrad.lab.ranker.data import Queries
-from rankgrad.lab.ranker.losses import padded
 from rankgrad.lab.report import page
 from rankgrad.lab.training.log import read_table
 from rankgrad.metrics import ndcg
@@ -29,28 +28,37 @@ _STYLE = """<style>
 
 def examples(queries: Queries, scores: Tensor, config: Config) -> dict[str, Any]:
     """The best and the worst test queries by NDCG: their grades in the order of the scores."""
-    k = config.ndcg_at[-1]
-    lists, grades, mask = padded(scores, queries.grades, queries.groups)
-    values = ndcg(lists, grades, k=k, gain=config.gain, mask=mask, reduction="none")
-    order = lists.masked_fill(~mask, -float("inf")).argsort(dim=-1, descending=True, stable=True)
-    counts = ((grades >= config.relevant) & mask).any(-1).nonzero().flatten()
+    values = ndcg(
+        scores,
+        queries.grades,
+        k=config.ndcg_at[-1],
+        gain=config.gain,
+        groups=queries.groups,
+        num_groups=len(queries),
+        reduction="none",
+    )
+    counts = queries.groups[queries.grades >= config.relevant].unique()
     worst = counts[values[counts].argsort(dim=0, stable=True)]
     chosen = {"hardest": worst[:_SHOWN], "easiest": worst.flip(0)[:_SHOWN]}
-    sizes = queries.sizes
     return {
         "highest": float(queries.grades.max()),
         **{
-            name: [
-                {
-                    "query": queries.ids[row],
-                    "ndcg": round(100 * float(values[row]), 1),
-                    "items": int(sizes[row]),
-                    "grades": grades[row][order[row, : min(_PLACES, int(sizes[row]))]].tolist(),
-                }
-                for row in rows.tolist()
-            ]
+            name: [_example(queries, scores, row, float(values[row])) for row in rows.tolist()]
             for name, rows in chosen.items()
         },
+    }
+
+
+def _example(queries: Queries, scores: Tensor, row: int, value: float) -> dict[str, Any]:
+    """A query with the grades of its first items."""
+    own = queries.groups == row
+    order = scores[own].argsort(dim=0, descending=True, stable=True)
+    grades = queries.grades[own][order[:_PLACES]]
+    return {
+        "query": queries.ids[row],
+        "ndcg": round(100 * value, 1),
+        "items": int(own.sum()),
+        "grades": grades.tolist(),
     }
 
 

@@ -178,11 +178,11 @@ def measure(network: nn.Module, queries: Queries, config: Config) -> dict[str, f
 
 def figures(scores: Tensor, queries: Queries, config: Config) -> dict[str, float]:
     """The same for scores ``[N]`` of any origin."""
-    lists, grades, mask = losses.padded(scores, queries.grades, queries.groups)
-    found = {f"NDCG@{k}": ndcg(lists, grades, k=k, gain=config.gain, mask=mask) for k in config.ndcg_at}
+    grades, groups = queries.grades, queries.groups
+    found = {f"NDCG@{k}": ndcg(scores, grades, k=k, gain=config.gain, groups=groups) for k in config.ndcg_at}
     relevance = grades >= config.relevant
-    found["MAP"] = average_precision(lists, relevance, mask=mask)
-    found["MRR"] = reciprocal_rank(lists, relevance, mask=mask)
+    found["MAP"] = average_precision(scores, relevance, groups=groups)
+    found["MRR"] = reciprocal_rank(scores, relevance, groups=groups)
     return {name: 100 * float(value) for name, value in found.items()}
 
 

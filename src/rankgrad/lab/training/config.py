@@ -50,6 +50,7 @@ class RunConfig(Section):
     evaluate_every: Count = 1  # epochs
     evaluate_first: bool = False  # before training as well
     save_minutes: NonNegative = 5.0  # between checkpoints; 0: after every step
+    callbacks: tuple[str, ...] = ("tensorboard",)  # tensorboard, wandb, mlflow, or module:Class of your own
     optim: Optim = Optim()
 
     @classmethod

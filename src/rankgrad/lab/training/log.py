@@ -1,16 +1,15 @@
-"""What a run writes down as it goes: CSV tables, TensorBoard, a progress bar."""
+"""What a run writes down as it goes: CSV tables, callbacks, a progress bar."""
 
 from __future__ import annotations
 
 import csv
-import math
 import textwrap
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rankgrad.lab.callbacks import Callback
 from rankgrad.lab.training.checkpoint import not_written, write_text
 from rankgrad.lab.training.errors import UserError, printable
 
@@ -76,61 +75,36 @@ def _number(value: float) -> str:
 
 
 class Log:
-    """The tables ``steps.csv`` and ``evaluations.csv`` of a run, and TensorBoard beside them where installed."""
+    """The tables ``steps.csv`` and ``evaluations.csv`` of a run, and its callbacks.
 
-    def __init__(self, folder: Path, step: int, evaluated: int) -> None:
-        """Go on after ``step``; ``evaluated`` is the step of the last evaluation, -1: none."""
-        self.folder = folder
+    Args:
+        folder: Of the run.
+        step: After which the tables go on.
+        evaluated: The step of the last evaluation, -1: none.
+        callbacks: Who is told the same rows.
+    """
+
+    def __init__(self, folder: Path, step: int, evaluated: int, callbacks: Sequence[Callback] = ()) -> None:
         self.steps = Table(folder / "steps.csv", step or -1)
         self.evaluations = Table(folder / "evaluations.csv", evaluated)
-        self._board: Any = None
-        self._hook = threading.excepthook
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ModuleNotFoundError:  # the CSV tables hold the same numbers
-            return
-        with self._told():
-            self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
-        threading.excepthook = self._in_a_thread
-
-    def _in_a_thread(self, error: threading.ExceptHookArgs) -> None:
-        """TensorBoard writes in a thread; its next call in this one raises the thread's error again."""
-        if not isinstance(error.exc_value, OSError):
-            self._hook(error)
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._board = None
-            raise not_written(self.folder / "tensorboard", error, 4096) from None
+        self.callbacks = callbacks
 
     def add_steps(self, rows: list[dict[str, float]]) -> None:
         """Rows of finished steps."""
         self.steps.append(rows)
-        self._plot("train", rows)
+        for callback in self.callbacks:
+            callback.log("train", rows)
 
     def add_evaluation(self, row: dict[str, float]) -> None:
         """The result of an evaluation."""
         self.evaluations.append([row])
-        self._plot("evaluation", [row])
-
-    def _plot(self, tag: str, rows: list[dict[str, float]]) -> None:
-        if self._board is None:
-            return
-        with self._told():
-            for row in rows:
-                for name, value in row.items():
-                    if name not in ("step", "epoch") and not math.isnan(value):
-                        self._board.add_scalar(f"{tag}/{name}", value, int(row["step"]))
+        for callback in self.callbacks:
+            callback.log("evaluation", [row])
 
     def close(self) -> None:
-        """Flush what is still waiting."""
-        threading.excepthook = self._hook
-        if self._board is not None:
-            with self._told():
-                self._board.close()
+        """The run is over, or broken off."""
+        for callback in self.callbacks:
+            callback.end()
 
 
 def in_words(metrics: Mapping[str, float]) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rankgrad import distributed
 from rankgrad.engine.registration import NotANumberError
+from rankgrad.lab import callbacks
 from rankgrad.lab.training import checkpoint, log, optim, signals
 from rankgrad.lab.training.config import RunConfig
 from rankgrad.lab.training.errors import Interrupted, UserError
@@ -55,6 +56,7 @@ class Trainer:
         self.step = 0
         self.result = Result()
         self.log: log.Log | None = None  # in the process that writes
+        self.callbacks = callbacks.build(config.callbacks) if distributed.rank() == 0 else []
         self._waiting: list[tuple[dict[str, float], dict[str, Tensor]]] = []
         self._told: list[str] = []  # what the task has to say about the last steps
 
@@ -74,8 +76,10 @@ class Trainer:
         network = self._wrapped()
         writes = distributed.rank() == 0
         if writes:
-            self.log = log.Log(self.folder, self.step, int(self.result.last.get("step", -1)))
+            self.log = log.Log(self.folder, self.step, int(self.result.last.get("step", -1)), self.callbacks)
         try:
+            for callback in self.callbacks:
+                callback.begin(self.folder, self.config.model_dump(mode="json"), self.step)
             with log.progress(str(self.folder), self._total, self.step, show=writes) as bar:
                 self._train(network, bar)
         finally:

@@ -21,14 +21,24 @@ def _files(given: list[Path]) -> list[Path]:
     return paths
 
 
+def _lines(given: list[Path]) -> list[str]:
+    """The texts of files, one in each line that is not empty."""
+    texts = [line for path in given for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not texts:
+        raise UserError(f"TEXTS: no texts in {', '.join(map(str, given))}")
+    return texts
+
+
 def embed(
     checkpoint: Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint in it.")],
-    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    items: Annotated[
+        list[Path], typer.Argument(help="Images, or folders of images; for texts, files with a text in each line.")
+    ],
     out: Annotated[Path, typer.Option(help="Where the embeddings go.")] = Path("embeddings.npz"),
     index: Annotated[Path | None, typer.Option(help="An index for `rankgrad search` as well, by FAISS.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
 ) -> None:
-    """Embed images: an .npz with `embeddings` [N, dim], of unit length, and `names` [N]."""
+    """Embed images or texts: an .npz with `embeddings` [N, dim], of unit length, and `names` [N]."""
     import io
 
     import numpy as np
@@ -40,13 +50,11 @@ def embed(
     from rankgrad.lab.use import index as indices
 
     network = load(checkpoint, device=device)
-    if not isinstance(network, Embedder) or network.kind != "image":
-        task = network.config.task
-        raise UserError(f"CHECKPOINT: expected a network that embeds images, received one of the task {task!r}")
-    paths = _files(images)
-    with log.progress("embedding", len(paths), 0, show=True) as bar:
-        embeddings = network.embed(paths, progress=bar.advance).numpy()
-    names = [str(path) for path in paths]
+    if not isinstance(network, Embedder):
+        raise UserError(f"CHECKPOINT: expected a network that embeds, received one of {network.config.task!r}")
+    names = _lines(items) if network.kind == "text" else [str(path) for path in _files(items)]
+    with log.progress("embedding", len(names), 0, show=True) as bar:
+        embeddings = network.embed(names, progress=bar.advance).numpy()
     file = io.BytesIO()
     np.savez(file, embeddings=embeddings, names=np.array(names))
     write_bytes(out, file.getvalue())

@@ -1,0 +1,73 @@
+"""What listens to a run: a callback has three methods, and the setting ``callbacks`` names those of a run.
+
+``rankgrad train digits callbacks=[tensorboard,wandb]``; a class of one's own is named as ``module:Class``. The
+tables ``steps.csv`` and ``evaluations.csv`` of a run are written in any case.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankgrad.lab.training.config import nearest
+from rankgrad.lab.training.errors import UserError
+
+#: Name -> module and class; each is imported when a run asks for it.
+CALLBACKS = {
+    "tensorboard": "rankgrad.lab.callbacks.tensorboard:TensorBoard",
+    "wandb": "rankgrad.lab.callbacks.weights_and_biases:WeightsAndBiases",
+    "mlflow": "rankgrad.lab.callbacks.ml_flow:MLflow",
+}
+
+
+class Callback:
+    """Called by the training loop, in the process that writes. Subclasses override what they need."""
+
+    def begin(self, folder: Path, settings: Mapping[str, Any], step: int) -> None:
+        """Training begins, or goes on after ``step``.
+
+        Args:
+            folder: Of the run.
+            settings: Of the run, in nested dictionaries.
+            step: How many steps are done: what was told of later ones is void.
+        """
+
+    def log(self, part: str, rows: Sequence[Mapping[str, float]]) -> None:
+        """Numbers of finished steps (``part`` is ``"train"``) or of an evaluation (``"evaluation"``).
+
+        Every row has ``step`` and ``epoch`` among its numbers; a number may be NaN where it is not known.
+        """
+
+    def end(self) -> None:
+        """The run is over, to its end or by an error."""
+
+
+def build(names: Sequence[str]) -> list[Callback]:
+    """The callbacks of these names."""
+    return [_class(name)() for name in names]
+
+
+def _class(name: str) -> type[Callback]:
+    module, colon, kind = CALLBACKS.get(name, name).partition(":")
+    if not colon:
+        raise UserError(f"callbacks: unknown value {name!r}{nearest(name, CALLBACKS)}, or say module:Class")
+    try:
+        found = getattr(importlib.import_module(module), kind, None)
+    except ModuleNotFoundError as error:
+        if name in CALLBACKS:
+            raise
+        raise UserError(f"callbacks: {name}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Callback)):
+        raise UserError(f"callbacks: expected a subclass of {__name__}.Callback, received {name!r}")
+    return found
+
+
+def told(row: Mapping[str, float], part: str) -> dict[str, float]:
+    """``{"train/loss": 0.3, ...}``: what is known in a row, without step and epoch."""
+    return {
+        f"{part}/{name}": value
+        for name, value in row.items()
+        if name not in ("step", "epoch") and value == value  # not NaN
+    }
