@@ -12,6 +12,7 @@ import torch
 
 import rankgrad
 from rankgrad import metrics
+from rankgrad.engine import dispatch
 from rankgrad.reach import MARGIN_SHARE, WINDOW_SHARE
 
 import oracles
@@ -64,6 +65,13 @@ def called(form, score, relevant, **options):
     return rankgrad.recall_loss(score, relevant, weight=weight, **options)
 
 
+@pytest.fixture(params=[dispatch.SMALL_ON_CPU, 0], ids=["torch", "numba"])
+def _engines(request, monkeypatch):
+    """Plain torch, which short lists get, and the kernels of long ones."""
+    monkeypatch.setattr(dispatch, "SMALL_ON_CPU", request.param)
+
+
+@pytest.mark.usefixtures("_engines")
 def test_losses_of_lists():
     for call, draw in draws("losses"):
         dtype = [np.float32, np.float64][draw.integers(2)]
@@ -127,6 +135,7 @@ def test_lists_of_any_length():
         np.testing.assert_allclose(score.grad, gradient, rtol=1e-12, atol=1e-12, err_msg=f"call {call}")
 
 
+@pytest.mark.usefixtures("_engines")
 def test_metrics():
     names = [
         "average_precision",

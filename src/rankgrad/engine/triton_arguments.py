@@ -43,8 +43,10 @@ class Arguments:
         self.margin_share, self.half_bits = request.margin_is_share, bits(request.margin / 2)
         self.with_gradient = request.with_gradient
 
-        per_list = torch.empty((2, self.calls, self.per_call), dtype=torch.float64, device=device)
-        self.losses, self.divisor = per_list[0], per_list[1]
+        # Two allocations: outputs of an op must not be views of one memory, and inductor wants them aligned.
+        self.losses, self.divisor = (
+            torch.empty((self.calls, self.per_call), dtype=torch.float64, device=device) for _ in range(2)
+        )
         self.given = request.lists is not None
         self.lists = (
             torch.empty(self.calls, dtype=torch.int64, device=device)

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from rankgrad.lab.detection.config import Config
-from rankgrad.lab.detection.data import Objects, Scenes
+from rankgrad.lab.detection.scenes import Objects, Scenes
 from rankgrad.lab.detection.task import Detections, SceneSource, detect
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Trained
+from rankgrad.lab.vision.decoding import size_of
 
 
 class ObjectDetector(Trained):
@@ -33,16 +34,21 @@ class ObjectDetector(Trained):
     def detect(
         self, images: Sequence[str | Path], *, progress: Callable[[int], None] = lambda done: None
     ) -> Detections:
-        """For each image ``boxes [N, 4]`` (left, top, right, bottom in pixels), ``scores`` and ``labels``."""
+        """For each image ``boxes [N, 4]`` (left, top, right, bottom in its pixels), ``scores`` and ``labels``."""
         paths = [Path(image) for image in images]
         if missing := [str(path) for path in paths if not path.is_file()]:
             raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
         if not paths:
             raise UserError("IMAGES: expected images, received none")
-        source = SceneSource(_unlabelled(paths), self.config.data, self.device, lambda done: None)
+        view = self.config.view
+        source = SceneSource(_unlabelled(paths), self.config.data, view.longest(), self.device, lambda done: None)
         if source.faults:
             raise UserError(f"IMAGES: {'; '.join(source.faults[:5])}")
-        return detect(self.network, source, self.config, progress)[self.config.scoring()]  # type: ignore[arg-type]
+        found = detect(self.network, source, self.config, progress)[self.config.scoring()]  # type: ignore[arg-type]
+        for one, path, (height, width) in zip(found, paths, source.shapes.tolist(), strict=True):
+            wide, high = size_of(path)  # large images are reduced while they are read
+            one["boxes"] = one["boxes"] * torch.tensor([wide / width, high / height] * 2)
+        return found
 
 
 def _unlabelled(paths: list[Path]) -> Scenes:

@@ -23,10 +23,10 @@ def names(paths: list[Path]) -> list[str]:
 
 def draw(path: Path, out: Path, boxes: list[dict[str, Any]], classes: tuple[str, ...]) -> None:
     """The image with its boxes, as PNG; ``boxes`` have a class, a score and corners in pixels."""
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageOps
 
     with Image.open(path) as file:
-        image = file.convert("RGB")
+        image = ImageOps.exif_transpose(file).convert("RGB")  # upright, as it was detected
     pen = ImageDraw.Draw(image)
     for box in sorted(boxes, key=lambda one: float(one["score"])):  # the surest on top
         colour = COLOURS[classes.index(box["class"]) % len(COLOURS)]
