@@ -1,4 +1,4 @@
-"""What the library and the command hold: the longest list, the largest batch, images that are as large as they may be.
+"""What the library and the command hold: the longest list, the largest batch, images of the largest size.
 
 Every row is a process of its own, so that its peak of memory is its own::
 
@@ -74,7 +74,7 @@ def _png(path: Path, width: int, height: int) -> None:
 
 
 def images(many: int) -> str:
-    """``many`` images of 13,300 x 13,300 with transparency, the largest Pillow opens, and a strip, by 8 workers."""
+    """``many`` images of 13,300 x 13,300 with transparency, the largest Pillow opens, and a strip; 8 workers."""
     from rankgrad.lab.retrieval.images.config import View
     from rankgrad.lab.retrieval.images.source import decode
     from rankgrad.lab.vision.images import Store

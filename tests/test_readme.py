@@ -9,14 +9,13 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 
 def test_blocks():
     ran, compared = code_blocks.run_python(README, "README.md")
-    assert ran >= 5 and compared >= 4
+    assert ran >= 2 and compared >= 2
 
 
 def test_the_first_screen_says_how_to_run_and_test():
-    first = "\n".join(README.splitlines()[:30])
-    assert "make run" in first
-    assert "make test" in first
-    assert "pip install" in first
+    first = "\n".join(README.splitlines()[:12])
+    assert "make run" in first and "make test" in first and "pip install" in first
+    assert 600 <= len(README.split()) <= 900
 
 
 def test_the_smallest_loop():

@@ -12,7 +12,7 @@ from test_detection_training import SMALL
 from rankgrad.lab import recipes
 from rankgrad.lab.detection import coco, data
 from rankgrad.lab.detection.config import Data
-from rankgrad.lab.detection.task import DetectionTask, _to_train_on, read_sources
+from rankgrad.lab.detection.task import DetectionTask, _to_train_on
 from rankgrad.lab.recipes import run
 from rankgrad.lab.training import checkpoint
 from rankgrad.lab.training.errors import UserError
@@ -187,7 +187,6 @@ def test_a_run_has_pycocotools_numbers(tmp_path):
     assert task.headline == "AP softmax"
     assert set(metrics["softmax"].summary("x")) == {"AP x", "AP50 x", "AP75 x"}
     assert "COCO&#x27;s numbers" in (folder / "report.html").read_text()
-    read_sources.cache_clear()
 
 
 def test_a_large_file_is_read_in_time(tmp_path):

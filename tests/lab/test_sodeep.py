@@ -10,6 +10,7 @@ import torch
 import rankgrad
 from rankgrad.lab import sodeep as lab
 from rankgrad.lab.sodeep import training
+from rankgrad.lab.training.errors import UserError
 from rankgrad.surrogates import sodeep
 
 QUICK = {"hidden": 16, "steps": 300, "batch_size": 64}
@@ -141,7 +142,7 @@ def test_a_file_is_complete_or_not_there(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "replace", power_cut)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(UserError, match="no space"):
         lab.save(sodeep.LSTMSorter(3, hidden=4), path)
     assert path.read_bytes() == content
     assert os.listdir(tmp_path) == ["sorter.safetensors"]

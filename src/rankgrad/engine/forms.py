@@ -1,7 +1,7 @@
 """The forms of a list's loss, one table: name, formula, and value and slope of a relevant item in float64 torch.
 
-Every form exists once more for Numba (``_kernels.forms_cpu``) and once for Triton (``_kernels.forms_gpu``), numbered
-as here; the tests find forms in this table and hold those against it.
+Every form exists once more for Numba (``_kernels.forms_cpu``) and once for Triton (``_kernels.forms_gpu``),
+numbered as here; the tests find forms in this table and hold those against it.
 
 ``above`` (c) is the number of irrelevant items at or above a relevant item, ``own`` (r+) its rank among the
 relevant items. A list's loss is the mean of the values over its p relevant items, its slope at each of them slope
