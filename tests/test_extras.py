@@ -34,6 +34,10 @@ EXTRAS = {
     "detection": ["import rankgrad.detection as d; d.RegionLoss(); import torchvision"],
     "text": ["ls"],
     "ranker": ["import lightgbm, pyarrow", "ls"],
+    "export": [DIGITS, "export run --to onnx", "export run --to torch-export"],
+    "search": ["import faiss", "search --help"],
+    "wandb": ["import rankgrad.lab.callbacks as c; c.build(['wandb'])"],
+    "mlflow": ["import rankgrad.lab.callbacks as c; c.build(['mlflow'])"],
     "sentence-transformers": ["from rankgrad.integrations.sentence_transformers import RankingLoss"],
     "torchmetrics": ["from rankgrad.integrations.torchmetrics import NDCG; NDCG(5)"],
     "pytorch-metric-learning": [

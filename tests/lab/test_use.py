@@ -192,9 +192,7 @@ def test_detect(detector, tmp_path, capsys):
     assert any(told.values())
     large = tmp_path / "large.png"
     before.resize((before.width * 8, before.height * 8)).save(large)
-    boxes = load(folder).detect([large])[0][
-        "boxes"
-    ]  # reduced while it is read, in pixels of the file all the same
+    boxes = load(folder).detect([large])[0]["boxes"]  # reduced while it is read; boxes in pixels of the file
     assert float(boxes.max()) > 2 * max(before.size) and bool((boxes <= 8 * max(before.size)).all())
     assert cli("detect", folder, path, "--out", out, "--score", 2) == 0
     assert Image.open(out / f"{path.stem}.png").tobytes() == before.tobytes()
