@@ -115,7 +115,7 @@ def test_console_blocks(capsys):
 
 @pytest.mark.parametrize("words", [["ls"], ["show", "cub"]])
 def test_cheap_commands_run(words, capsys):
-    assert ("README.md", ["ls"]) in COMMANDS and any(w == ["show", "cub"] for _, w in COMMANDS)
+    assert any(w == words for _, w in COMMANDS)
     with pytest.raises(SystemExit) as stopped:
         cli.main(words)
     assert stopped.value.code in (0, None) and "recall" in capsys.readouterr().out

@@ -9,7 +9,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 
 def test_blocks():
     ran, compared = code_blocks.run_python(README, "README.md")
-    assert ran >= 2 and compared >= 2
+    assert ran >= 1 and compared >= 1
 
 
 def test_the_first_screen_says_how_to_run_and_test():
