@@ -166,6 +166,18 @@ def test_boxes_follow_reduced_images(tmp_path):
     assert untouched.scenes.objects[0].boxes.tolist() == [[800.0, 300.0, 1200.0, 600.0]]
 
 
+def test_boxes_follow_images_whose_sides_are_not_reduced_alike(tmp_path):
+    """901 rows become 226, not 225.25."""
+    made = kept_scenes.Scenes(
+        [tmp_path / "a"],
+        ["a"],
+        [kept_scenes.Objects(torch.tensor([[800.0, 0.0, 1600.0, 901.0]]), torch.ones(1), torch.zeros(1))],
+        [(1600.0, 901.0)],
+    ).resized(torch.tensor([[226, 400]]))
+    assert made.objects[0].boxes.tolist() == [pytest.approx([200.0, 0.0, 400.0, 226.0])]
+    assert made.sizes == [(400.0, 226.0)]
+
+
 def turned(path, orientation, size=(64, 48), kind="JPEG"):
     """A landscape with a white top left corner, stored so that a viewer has to turn it upright."""
     pixels = np.zeros((size[1], size[0], 3), np.uint8)
@@ -229,7 +241,7 @@ def test_annotations_that_are_too_large(tmp_path):
         detection_data.read(detection.Data(name="voc", root=str(root), workers=2))
 
 
-@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "a\0b"])
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "a\0b", "a" * 300])
 def test_names_that_lead_out_of_the_folder(tmp_path, name):
     root = scenes.voc_set(tmp_path / "voc")
     listing = root / "ImageSets" / "Main" / "trainval.txt"

@@ -107,6 +107,17 @@ def test_an_evaluation_is_left_at_once_and_repeated(tmp_path, monkeypatch, whole
     assert_same_run(cut, whole)
 
 
+def test_what_can_be_repeated_is_not_begun_after_a_signal():
+    stop = signals.Stop()
+    with stop.leaving():
+        pass
+    stop.note(signal.SIGTERM)
+    with pytest.raises(Interrupted), stop.leaving():
+        pytest.fail("begun")
+    stop.note(signal.SIGINT)  # outside it waits, and the first one stays
+    assert stop.number == signal.SIGTERM
+
+
 def test_stopped_before_the_first_step(tmp_path, monkeypatch):
     """There is nothing to save yet, and a checkpoint of step 0 is not written."""
     from rankgrad.lab.retrieval.task import RetrievalTask

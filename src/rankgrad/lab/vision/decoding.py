@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from PIL import Image
+
+T = TypeVar("T")
 
 #: What Pillow may take a file for. (It knows formats that start other programs.)
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
@@ -64,6 +66,8 @@ def _formats() -> list[str]:
     # Between this limit of Pillow's and twice it, where it refuses, BUDGET is the guard.
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     Image.init()
+    # Larger than any block that malloc keeps for the thread that frees it: each worker would keep a large image.
+    Image.core.set_block_size(2**26)  # type: ignore[attr-defined]
     return [name for name in FORMATS if name in Image.OPEN]
 
 
@@ -98,15 +102,23 @@ def _orientation(file: Image.Image) -> int:
     return found if isinstance(found, int) else 1
 
 
-@contextmanager
-def upright(path: Path, enough: Callable[[int, int], tuple[int, int]]) -> Iterator[Image.Image]:
-    """An image as RGB, turned as its EXIF data say; it is within :data:`BUDGET` as long as the context lasts.
+def upright(path: Path, enough: Callable[[int, int], tuple[int, int]], use: Callable[[Image.Image], T]) -> T:
+    """What ``use`` makes of an image as RGB, turned as its EXIF data say, all within :data:`BUDGET`.
 
     Args:
         path: The file.
         enough: From the width and height in the file to those that need not be exceeded: a JPEG is read at a half,
             a quarter or an eighth of its size if that has both.
+        use: It must not keep the image.
     """
+    with opened(path) as file:
+        file.draft("RGB", enough(*file.size))
+        pixels = file.width * file.height
+    with BUDGET.of(pixels * BYTES_PER_PIXEL):
+        return _used(path, enough, use)  # whose frame, and the image with it, is gone before the budget is free
+
+
+def _used(path: Path, enough: Callable[[int, int], tuple[int, int]], use: Callable[[Image.Image], T]) -> T:
     from PIL import Image
 
     turns = {
@@ -121,7 +133,6 @@ def upright(path: Path, enough: Callable[[int, int], tuple[int, int]]) -> Iterat
     with opened(path) as file:
         turn = turns.get(_orientation(file))
         file.draft("RGB", enough(*file.size))
-        with BUDGET.of(file.width * file.height * BYTES_PER_PIXEL):
-            file.load()
-            image: Image.Image = file if file.mode == "RGB" else file.convert("RGB")
-            yield image if turn is None else image.transpose(turn)
+        file.load()
+        image: Image.Image = file if file.mode == "RGB" else file.convert("RGB")
+        return use(image if turn is None else image.transpose(turn))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -64,7 +65,9 @@ def read_lines(path: Path) -> list[str]:
 
 def inside(name: str, place: str) -> str:
     """A name in a list, if it stays in the data set's folder; ``place`` says where it stands."""
-    if "\0" in name or ".." in Path(name).parts or Path(name).is_absolute():
+    parts = Path(name).parts
+    long = any(len(os.fsencode(part)) > 250 for part in parts)  # with a suffix, what a file system takes
+    if "\0" in name or long or ".." in parts or Path(name).is_absolute():
         raise UserError(f"--data: {place}: expected a name inside the folder, received {shown(name)}")
     return name
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from torch import Tensor
 
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.decoding import upright
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 #: How names of images end, in small letters or capitals.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -108,9 +112,11 @@ def decode(source: Path, longest: int) -> Tensor:
         share = min(1.0, longest / max(width, height))
         return math.ceil(width * share), math.ceil(height * share)
 
-    with upright(source, enough) as image:
+    def pixels(image: Image.Image) -> Tensor:
         factor = max(image.size) // longest
         return torch.from_numpy(np.array(image.reduce(factor) if factor > 1 else image))
+
+    return upright(source, enough, pixels)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -212,9 +218,9 @@ class Store:
 
     def _try_decode(self, source: Path | Tensor) -> Tensor | str:
         """The image, or what is wrong with the file."""
-        if isinstance(source, Path) and not source.is_file():
-            return "missing"
         try:
+            if isinstance(source, Path) and not source.is_file():
+                return "missing"
             return self._decode(source)
         except (
             Exception

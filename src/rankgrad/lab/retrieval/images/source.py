@@ -37,8 +37,8 @@ def decode(source: Path | Tensor | str, view: View) -> Tensor:
         image = Image.fromarray(source.numpy())
     else:
         # a JPEG far larger than needed is read at a fraction
-        with upright(Path(source), lambda width, height: (2 * resize, 2 * resize)) as image:
-            return _resized(image, resize, view.shape)
+        enough = (2 * resize, 2 * resize)
+        return upright(Path(source), lambda *size: enough, lambda image: _resized(image, resize, view.shape))
     return _resized(image, resize, view.shape)
 
 
