@@ -104,14 +104,6 @@ def test_the_command_that_goes_on(tmp_path, monkeypatch):
         assert len(list(out.rglob("result.json"))) == seeds
 
 
-def test_embed_wants_a_network_that_embeds(tmp_path):
-    checkpoint.save_weights(
-        tmp_path / "a.safetensors", torch.nn.Linear(1, 1), {"config": {"task": "detection"}, "metrics": {}}
-    )
-    told = cli("embed", tmp_path / "a.safetensors", tmp_path)
-    assert "expected a network that embeds images, received one of the task 'detection'" in told
-
-
 def test_eval_gives_what_training_saw(trained, capsys):
     folder, result, root = trained
     assert cli("eval", folder / "best.safetensors") == 0

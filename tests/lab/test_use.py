@@ -178,6 +178,7 @@ def test_many_items_make_a_graph(embedder, tmp_path, monkeypatch):
 
 def test_detect(detector, tmp_path, capsys):
     folder, pictures = detector
+    assert "expected a network that embeds, received one of 'detection'" in cli("embed", folder, pictures)
     out = tmp_path / "drawn"
     assert cli("detect", folder, pictures, "--out", out, "--score", 0) == 0
     told = json.loads((out / "detections.json").read_text())
