@@ -129,7 +129,7 @@ class _Evaluation:
         except RuntimeError as error:  # a device with room for fewer than the one this was measured on
             if "cooperative" not in str(error) or sorters == 1:
                 raise
-            # one a processor, and if there is no room for that either, one alone, which waits for nobody
+            # one a processor, and if there is no room for that either, a single one, which waits for no other
             _sorters[device] = 1 if _sorters.get(device, _SORTERS) > 1 else 0
             self._merge(words, most=most, again=again)
 

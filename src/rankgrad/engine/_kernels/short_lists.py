@@ -86,7 +86,7 @@ def _one_group(
         if REACH == LAM:
             moved = score + (strength * slope).to(tl.float32)
             new = _own_ranks(moved, index, in_use, ROWS)
-            score = tl.where(in_use, score, float("inf"))  # items that are not there pass nobody
+            score = tl.where(in_use, score, float("inf"))  # items that are not there pass no other
             moved = tl.where(in_use, moved, float("inf"))
             for block in range(0, tl.cdiv(n, BLOCK)):
                 at = block * BLOCK + tl.arange(0, BLOCK)
@@ -106,7 +106,7 @@ def _one_group(
             tl.store(sums + tl.arange(0, ROWS), up_to)
             tl.debug_barrier()
             risen = tl.where(in_use, score + strength.to(tl.float32), float("-inf"))
-            score = tl.where(in_use, score, float("-inf"))  # items that are not there stand above nobody
+            score = tl.where(in_use, score, float("-inf"))  # items that are not there stand above no other
             after = tl.zeros([ROWS], tl.int32)
             for block in range(0, tl.cdiv(n, BLOCK)):
                 at = block * BLOCK + tl.arange(0, BLOCK)

@@ -52,7 +52,7 @@ class ObjectDetector(Trained):
 
 
 def _unlabelled(paths: list[Path]) -> Scenes:
-    """Images whose objects and sizes nobody has noted."""
+    """Images without annotations."""
     nothing = Objects(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool))
     return Scenes(
         paths, [str(path) for path in paths], [nothing] * len(paths), [(math.inf, math.inf)] * len(paths)

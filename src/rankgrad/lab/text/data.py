@@ -192,7 +192,7 @@ class Judgements:
         return Judgements(*texts, query, document, self.grade[rows])
 
     def grades(self, queries: Tensor, documents: Tensor) -> Tensor:
-        """``[Q, D]`` grades of these documents for these queries; 0 where nobody judged."""
+        """``[Q, D]`` grades of these documents for these queries; 0 where there is no judgement."""
         keys = self.query * len(self.documents) + self.document
         order = keys.argsort()
         wanted = queries.unsqueeze(1) * len(self.documents) + documents.unsqueeze(0)

@@ -53,7 +53,7 @@ class GradedSource(TextSource):
 
 
 class GradedLoss(nn.Module):
-    """Every query of a batch ranks the documents of all of them; a document nobody judged for it has grade 0.
+    """Every query of a batch ranks the documents of all of them; a document without a judgement has grade 0.
 
     Args:
         config: ``ndcg``, ``ap`` or ``recall``, with arguments of the library's function.
