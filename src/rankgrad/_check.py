@@ -16,7 +16,7 @@ TIES = ("ordinal", "min", "max", "average")
 def _received(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
-    if isinstance(value, torch.nn.Module):  # whose text has a line for each part
+    if isinstance(value, torch.nn.Module):  # its repr has a line for each submodule
         return f"a {type(value).__name__}"
     if isinstance(value, np.ndarray):
         return f"a {value.dtype} array of shape {list(value.shape)}"

@@ -82,7 +82,7 @@ class Processes:
 
     @property
     def several(self) -> bool:
-        """Whether somebody else has a part of the batch."""
+        """Whether other processes hold parts of the batch."""
         return self.shared and active(self.group)
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Processes:
         return total(value, self.group) if self.shared else value
 
     def numbered(self, rows: int, device: torch.device) -> Tensor:
-        """Numbers for this process's rows that none of the others gives."""
+        """Row numbers of this process that are unique over all processes."""
         own = rank(self.group) if self.several else 0
         return torch.arange(rows, device=device) + (own << 40)
 
@@ -146,7 +146,7 @@ class _Total(torch.autograd.Function):
 
 
 def gather(rows: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """All processes' rows in the order of their ranks, ``[sum of B, ...]``; gradients return to their owner.
+    """All processes' rows in the order of their ranks, ``[sum of B, ...]``; gradients flow back likewise.
 
     Processes may have different numbers of rows (the sizes are exchanged first).
     """
@@ -159,6 +159,6 @@ def total(value: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 
 
 def wait() -> None:
-    """Until all processes are here."""
+    """A barrier: wait for all processes."""
     if active():
         dist.barrier()

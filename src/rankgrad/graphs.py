@@ -1,7 +1,7 @@
 """A loss whose launches are recorded once and then replayed: on a GPU, its Python runs only the first times.
 
 A ranking loss of a batch is a few dozen small launches. The GPU has done them in a tenth of a millisecond; Python
-needs ten times as long to ask for them. A CUDA graph asks once.
+needs ten times as long to launch them. A CUDA graph launches them all at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SETTINGS = (type(None), bool, int, float, str, np.number)
 #: What every Module has.
 _NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"}
 
-#: How exact products of matrices are. Once this was set by its new name, torch refuses to tell by the old one.
+#: How exact products of matrices are. Once this was set by its new name, torch raises when the old one is read.
 _MATMUL = "fp32_precision" if hasattr(torch.backends.cuda.matmul, "fp32_precision") else "allow_tf32"
 
 
@@ -55,7 +55,7 @@ class _Part:
         return [(one.data_ptr(), one.shape, one.dtype, one.requires_grad) for one in self.tensors]
 
     def holds_the_same(self) -> bool:
-        """The same parts and tensors, in the same places. (Asked in every call: with the least of Python.)"""
+        """The same parts and tensors, in the same places. (Every call compares them: little Python.)"""
         held = self._held()
         return (
             len(held) == len(self.held)
@@ -123,7 +123,7 @@ class _Recording:
     def record(self) -> tuple[Callable[[], None], list[Tensor | None]]:
         """A function that runs once more what :meth:`run_once` does, and the tensors it writes."""
         device, graph = self.wanted[0].device, torch.cuda.CUDAGraph()
-        # Other threads may go on with what they do, pinning memory for the next batch for example.
+        # Other threads may use the device meanwhile, to pin memory for the next batch for example.
         recording = torch.cuda.graph(graph, stream=_stream(device), capture_error_mode="thread_local")
         with torch.cuda.device(device), recording:
             results = self.run_once()
@@ -143,7 +143,7 @@ class _Recording:
         if self.replay is None:
             self.replay, self.results = self.record()
         self.replay()
-        # The next replay writes over the results: somebody may still need them then.
+        # The next replay writes over the results, and the caller may still hold them.
         return [None if one is None else one.clone() for one in self.results]
 
 
@@ -161,7 +161,7 @@ def _place_of(value: Tensor) -> Tensor:
 
 
 class _Replay(torch.autograd.Function):
-    """A recording as a step of autograd. The gradient is there already, and linear in what arrives."""
+    """A recording as an autograd function. The gradient is computed in forward, and linear in what arrives."""
 
     @staticmethod
     def forward(ctx: Any, recording: _Recording, inputs: Sequence[Any], *wanted: Tensor) -> Any:
@@ -198,7 +198,7 @@ class Graphed(nn.Module):
         return cast(Tensor, _Replay.apply(recording, together, *wanted, *recording.originals))
 
     def reset(self) -> None:
-        """Forget the loss's memory, if it has one."""
+        """Empty the loss's memory, if it has one."""
         cast(Any, self.loss).reset()
 
     def _recording(self, inputs: tuple[Any, ...], names: tuple[str, ...]) -> _Recording:
@@ -223,7 +223,7 @@ class Graphed(nn.Module):
             and any(value.requires_grad for value in tensors)
             and all(value.is_cuda for value in tensors)
             and not torch.compiler.is_compiling()
-            and not torch.is_anomaly_enabled()  # it looks at every gradient, and so waits for the device
+            and not torch.is_anomaly_enabled()  # it checks every gradient, and so waits for the device
             and not torch.cuda.is_current_stream_capturing()
             and not distributed.active()
         )
@@ -234,11 +234,12 @@ def graphed(loss: nn.Module) -> Graphed:
 
     The first calls of a kind (shapes, dtypes, training or not) run as usual, then the loss and its gradient are
     recorded, and from then on a call copies its inputs, replays, and copies the results out. Memory and proxies
-    work as before: they live where the graph found them, and moving them (``reset``, ``load_state_dict``, ``.to``)
+    work as before: they stay at the addresses the graph was recorded with, and moving them (``reset``,
+        ``load_state_dict``, ``.to``)
     means a new recording. On a CPU, without a gradient, inside torch.compile, in anomaly mode or with several
     processes the loss runs as it always does.
 
-    Worth it where the loss is small and Python is what takes time: batches up to a few thousand. The inputs and
+    Use it where the loss is small and Python takes most of its time: batches up to a few thousand. The inputs and
     their gradients exist once more in memory.
 
     Args:

@@ -1,7 +1,7 @@
 """Score and embedding memory: the last batches as further candidates (paper, section 4.3).
 
-A ring of ``size`` slots, one batch each, padded to the largest batch seen. What is valid and where the next
-batch goes lives in buffers on the device: nothing waits for the GPU, and a state_dict holds it all.
+A ring of ``size`` slots, one batch each, padded to the largest batch seen. Buffers on the device say what is
+valid and where the next batch goes: nothing waits for the GPU, and a state_dict holds everything.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class _Ring(nn.Module):
         self.position.add_(1).remainder_(self.size)
 
     def _make_writable(self) -> None:
-        """Copy what was made in inference mode, as a deepcopy there is: outside of it nobody may write that."""
-        if torch.compiler.is_compiling():  # which knows no such question
+        """Copy tensors made in inference mode (a deepcopy, say): elsewhere they cannot be written to."""
+        if torch.compiler.is_compiling():  # is_inference cannot be traced
             return
         for name in (*self.fields, "position"):
             held: Tensor = getattr(self, name)
@@ -61,7 +61,7 @@ class _Ring(nn.Module):
         if self.rows == 0:
             for name, value in zip(self.fields, batch, strict=True):
                 setattr(self, name, value.new_zeros(self.size, rows, *value.shape[1:]))
-            # Anew: in a memory built on `meta` and brought to life by to_empty, it is whatever was there.
+            # Set to 0 again: in a memory built on `meta` and allocated by to_empty it is uninitialised.
             self.position = torch.zeros_like(self.position, device=batch[0].device)
         for name in self.fields:
             ring: Tensor = getattr(self, name)
@@ -71,7 +71,7 @@ class _Ring(nn.Module):
                 setattr(self, name, grown)
 
     def follow(self, device: torch.device) -> None:
-        """Go to where the batches are, if it was made or loaded elsewhere."""
+        """Move to the device of the batches, if it was made or loaded elsewhere."""
         if self.position.device != device:
             with torch.inference_mode(False):
                 self.to(device)
@@ -97,7 +97,7 @@ class _Ring(nn.Module):
 
     @torch.inference_mode(False)
     def reset(self) -> None:
-        """Forget everything, the form of the batches too."""
+        """Empty the memory; the shape of the batches is forgotten too."""
         for name in self.fields:
             ring: Tensor = getattr(self, name)
             setattr(self, name, ring.new_zeros(self.size, 0, *ring.shape[2:]))

@@ -28,7 +28,7 @@ class Lookup(NamedTuple):
 
     ``own`` and ``rows`` are numbers: a query and a candidate of the same number are one and the same, and the
     candidate does not exist for that query. ``own`` None: all exist. ``valid``, ``[candidates]``: which candidates
-    exist for anybody; None: all.
+    exist for any query; None: all.
     """
 
     queries: Tensor
@@ -67,7 +67,7 @@ class _UnitLength(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         rows, unit, length = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody may differentiate once more
+        if torch.is_grad_enabled():  # for double backward
             length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
             unit = rows / length.clamp_min(_SHORTEST)
         along = (grad * unit).sum(-1, keepdim=True)
@@ -76,7 +76,7 @@ class _UnitLength(torch.autograd.Function):
 
 
 def unit_length(embeddings: Tensor) -> Tensor:
-    r"""L2-normalise rows in float32 (float64 stays), whatever autocast says.
+    r"""L2-normalise rows in float32 (float64 stays float64), also under autocast.
 
     In bf16 16,000 cosines fall onto some 46 values, nearly all of them ties.
 

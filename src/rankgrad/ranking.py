@@ -55,8 +55,8 @@ def rank(
 
     Args:
         scores: Floating point, any shape. Higher is better.
-        lam: Interpolation strength in the paper's units (ranks divided by n), finite and > 0. Larger
-            looks further.
+        lam: Interpolation strength in the paper's units (ranks divided by n), finite and > 0. A larger
+            value compares items further apart.
         ties: As in :func:`scipy.stats.rankdata`: ``"ordinal"`` (the earlier index first, a proper
             permutation), ``"min"``, ``"max"`` or ``"average"``.
         normalize: Return rank / n instead. The gradient with respect to the scores is the same.

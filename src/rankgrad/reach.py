@@ -1,4 +1,4 @@
-"""How far a relevant item looks up, and the margin: given in numbers, or taken from the spread of the scores."""
+"""The reach (how far above itself a relevant item is compared) and the margin: numbers, or shares of a spread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AP stands still where ranks are bad; the log form, the recall weights and a blend start by themselves."""
+"""AP makes no progress where ranks are bad; the log form, the recall weights and a blend start by themselves."""
 
 import pytest
 

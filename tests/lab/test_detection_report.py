@@ -55,7 +55,7 @@ def test_what_it_says(report):
     for said in (
         "Average precision by class, %",
         "Gradients at the classifier",
-        "The surest mistakes",
+        "The most confident mistakes",
         "hardware",
     ):
         assert said in text
@@ -79,7 +79,7 @@ def grey_images(objects):
 
 @pytest.mark.parametrize("many", [0, 3])
 def test_nothing_is_right(tmp_path, many):
-    """The surest mistakes are drawn, and the report says why these."""
+    """The most confident mistakes are drawn, and the report says why these."""
     objects = [Objects(torch.tensor([[0.0, 0, 20, 20]]), torch.tensor([1]), torch.tensor([False]))] * 2
     first = {
         "boxes": torch.tensor([[40.0, 40, 60, 60]]).repeat(many, 1),
@@ -94,7 +94,7 @@ def test_nothing_is_right(tmp_path, many):
     if many:
         assert drawn == [[("wrong", 0.4), ("wrong", 0.3), ("missed", None)], [("missed", None)]]
         assert [scene["name"] for scene in seen["hardest"]] == ["0"]  # not the image without a mistake
-        assert _shown_from(seen).endswith("of at least 0.3, the surest: none of all detections is right.")
+        assert _shown_from(seen).endswith("of at least 0.3, the most confident: none is right.")
     else:
         assert drawn == [[("missed", None)]] * 2 and seen["hardest"] == []
 

@@ -453,7 +453,7 @@ def test_examples_of_a_run(tmp_path):
 
 
 def test_the_cold_start_is_drawn(monkeypatch):
-    """That AP stands still and its log form starts is tested in test_cold_start.py."""
+    """That AP makes no progress and its log form starts is tested in test_cold_start.py."""
     real = cold_start.cold_start
     small = {"items": 256, "classes": 4}
     monkeypatch.setattr(cold_start, "cold_start", lambda names, steps: real(names, steps=10, **small))

@@ -232,7 +232,7 @@ def test_seeds_report_mean_and_spread(tmp_path):
     assert run.write_report(folder).read_text() == page
     assert re.findall('href="([^"]*)"', page) == ["seed-0/report.html", "seed-1/report.html"]
     assert all((folder / link).is_file() for link in ("seed-0/report.html", "seed-1/report.html"))
-    with pytest.raises(UserError, match=r"--beside: expected a single run as RUN, received restarts; .*seed-0"):
+    with pytest.raises(UserError, match=r"--beside: expected a single run as RUN, received several; .*seed-0"):
         run.write_report(folder, [folder / "seed-1"])
 
 

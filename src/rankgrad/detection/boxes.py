@@ -1,4 +1,4 @@
-"""What a detector says about boxes: how well each region's decoded box fits its object, and a loss for it.
+"""Box quality of sampled regions: IoU of each decoded box with its object, and a GIoU loss.
 
 Boxes are edges (left, top, right, bottom). torchvision's regression targets of a sampled region decode to its
 object's box, so that regions, labels and targets are all that is needed.
@@ -34,11 +34,11 @@ def decoded(
 ) -> tuple[Tensor, Tensor]:
     """The box that each region has for the class of its label, and the box of its object, ``[regions, 4]`` both.
 
-    Of a background region both mean nothing.
+    The rows of background regions have no meaning.
 
     Args:
         coder: torchvision's ``BoxCoder``.
-        box_regression: ``[regions, 4 (1 + classes)]``, as a box predictor says.
+        box_regression: ``[regions, 4 (1 + classes)]``, the output of a box predictor.
         regions: Boxes of each image.
         labels: ``[regions]`` int64, 0 is background.
         targets: ``[regions, 4]``: the objects, encoded by the same coder.
@@ -70,7 +70,7 @@ def overlap_of(
 def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     r"""The sum over foreground regions of :math:`1 - \mathrm{GIoU}`, over the number of regions.
 
-    The same division as in torchvision's smooth L1 loss of boxes. mmdetection's Faster R-CNN takes it ten times.
+    The same division as in torchvision's smooth L1 loss of boxes. mmdetection's Faster R-CNN gives it weight 10.
 
     Args:
         boxes: ``[regions, 4]``, decoded.
@@ -81,7 +81,7 @@ def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | 
     from torchvision.ops import generalized_box_iou_loss
 
     front = labels > 0
-    # where there is no object any box will do: it is left out of the sum, and 0 * NaN must not come in
+    # background has no object: a dummy box, masked below, because 0 * NaN would be NaN
     here = torch.where(front.unsqueeze(1), boxes, objects)
     each: Tensor = generalized_box_iou_loss(here, objects).where(front, 0)
     if weights is not None:

@@ -1,10 +1,10 @@
-r"""Give the scores of a head that only ranks a scale, so that a threshold means something.
+r"""Calibrate the scores of a head trained by ranking alone, so that a score threshold can be set.
 
-A ranking loss is blind to a number added to all scores, and knows their scale from the margin alone. What it does
-train is the order, within a class and (by the pooled list) across classes. So the only calibration that keeps what
+A ranking loss is invariant to a constant added to all scores, and only its margin sets their scale. It trains the
+order, within a class and (by the pooled list) across classes. So the only calibration that keeps what
 was trained is one increasing map for all classes. Here it is the logistic one, fitted on the regions in the
 loss's memory: :math:`P(\text{relevant}) = \sigma(a s + b)`, :math:`a > 0`. It is folded into the classifier's
-weights, so nothing has to be kept beside them, and the model is a stock one that scores and thresholds as usual.
+weights, so the model stays a plain torchvision model that scores and thresholds as usual.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def detections_of(
 
 
 def _chunks(counts: list[int]) -> list[int]:
-    """How many boxes go together: those of whole images, up to a number that one call does well."""
+    """How many boxes go into one call: those of whole images, up to :data:`_TOGETHER`."""
     sizes = [0]
     for count in counts:
         if sizes[-1] and sizes[-1] + count > _TOGETHER:

@@ -53,8 +53,8 @@ def class_log_odds(class_logits: Tensor, scores: str) -> Tensor:
 def _sum_of_others(logits: Tensor) -> Tensor:
     """``[n, m] -> [n, m]``: the log of the sum of the exponentials of all others in the row.
 
-    What one has of the whole is subtracted, which costs no digits as long as it is half of it at most. Only the
-    largest can have more: there the others are summed.
+    Each exponential is subtracted from the sum of its row, which is accurate while it is at most half of the sum.
+    Only the largest can exceed half: for it the others are summed.
     """
     largest = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, logits.argmax(1, keepdim=True), True)
     whole = logits.logsumexp(1, keepdim=True)
@@ -65,7 +65,7 @@ def _sum_of_others(logits: Tensor) -> Tensor:
 
 def class_scores(class_logits: Tensor, scores: str) -> Tensor:
     """Scores in [0, 1] of each class, ``[regions, classes]``: the sigmoid of :func:`class_log_odds`."""
-    if scores == "softmax":  # the same number, without the detour
+    if scores == "softmax":  # the same number, computed directly
         return class_logits.softmax(1)[:, 1:]
     return class_log_odds(class_logits, scores).sigmoid()
 
@@ -77,7 +77,7 @@ class RegionLoss(nn.Module):
     the log-odds of the classes: for each class a list of all regions, and one list of all (region, class) pairs;
     a background region is relevant to nothing. The paper's form is
     ``RegionLoss(form="ap", ranked="logits", ranking_weight=1, cross_entropy=0)``. From random weights a linear
-    classifier stands still with it, and a detector ends five points behind: AP's slope vanishes where ranks are
+    classifier hardly improves with it, and a detector ends five points lower: AP's slope vanishes where ranks are
     bad (``rankgrad figure cold-start`` shows it). The log form has a slope from the start; cross entropy gives the
     scores a scale that a threshold can use. With the default weight both together have twice the gradient of cross
     entropy alone in the first steps, 1.2 times in the last; at weight 1 it is four to seven times in the first,
@@ -154,7 +154,7 @@ class RegionLoss(nn.Module):
 
     @property
     def needs_overlap(self) -> bool:
-        """Whether the loss asks how well boxes fit."""
+        """Whether :meth:`forward` needs ``overlap``, the IoU of decoded boxes."""
         return self.thresholds or bool(self.order_weight)
 
     def forward(
@@ -202,7 +202,7 @@ class RegionLoss(nn.Module):
         return spearman_loss(ranked.T, wanted, mask=front.T)
 
     def reset(self) -> None:
-        """Forget the memory."""
+        """Empty the memory."""
         self.ranking.reset()
 
     def extra_repr(self) -> str:

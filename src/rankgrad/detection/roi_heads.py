@@ -2,8 +2,8 @@
 
 torchvision computes the classifier's loss in a function that ``RoIHeads.forward`` calls, not in a method, so
 there is no method to override: its forward runs as it is, and its ``loss_classifier`` is replaced afterwards.
-What that needs is seen at three places that exist since torchvision 0.3: ``select_training_samples`` gives the
-label of each sampled region and the box of its object, ``box_predictor`` class logits and boxes, and
+What the loss needs passes through three members that exist since torchvision 0.3: ``select_training_samples``
+gives the label of each sampled region and the box of its object, ``box_predictor`` class logits and boxes, and
 ``postprocess_detections`` turns them into detections.
 """
 
@@ -25,10 +25,10 @@ LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
 
 
 def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    """What a predictor said; class logits computed in half precision are computed again in float32.
+    """The output of a box predictor; class logits of half precision are computed again in float32.
 
-    bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can. What was
-    said about boxes stays.
+    bf16 keeps 8 bits: thousands of regions fall onto a few values, and ties rank as badly as they can. The box
+    regression is kept.
     """
     if output[0].dtype not in (torch.float16, torch.bfloat16) or not torch.is_autocast_enabled(
         output[0].device.type
@@ -81,7 +81,8 @@ class RankingHeads:
         inputs: tuple[Tensor, ...] = (class_logits, together)
         loss: nn.Module = self.__dict__[LOSS]
         replayed: nn.Module = self.__dict__[REPLAYED]
-        # torchvision gives losses in training alone: without a gradient they are a validation's, not to remember.
+        # torchvision gives losses in training mode alone: without a gradient this is validation, kept out of
+        # memory.
         if loss.training != torch.is_grad_enabled():
             loss.train(torch.is_grad_enabled())
         if type(loss) is RegionLoss:

@@ -1,6 +1,6 @@
-"""The hard work behind the losses: one :class:`~rankgrad.engine.request.Request` in, one ``Answer`` out.
+"""What computes the losses: one :class:`~rankgrad.engine.request.Request` in, one ``Answer`` out.
 
-A request holds the lists, the form of the loss and how far relevant items look up; an answer the loss of every
+A request holds the lists, the form of the loss and the reach of relevant items; an answer the loss of every
 list and its gradient up to a factor. Every engine (:mod:`~rankgrad.engine.reference`, :mod:`~rankgrad.engine.cpu`,
 :mod:`~rankgrad.engine.cuda`) has the same two functions:
 

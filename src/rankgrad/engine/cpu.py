@@ -23,7 +23,7 @@ from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.request import Answer, Request
 
 _LONG = 1 << 16  # lists at least this long are gone through one by one when there are fewer lists than threads
-_SHARED = 1 << 18  # and from this length on by all threads: waking them takes a tenth of a millisecond each time
+_SHARED = 1 << 18  # from this length on all threads work on one list: starting them takes 0.1 ms each time
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # what the kernels read
 _DENSE = 4  # one relevant item in so many, or more: sort the irrelevant items too, and merge
 
@@ -42,7 +42,7 @@ def _numba_kernels() -> SimpleNamespace | None:
         if vars(numba.config)["DISABLE_JIT"]:  # as Python they would take minutes
             return None
         from rankgrad.engine._kernels import lists_cpu, placing_cpu, words_cpu
-    except (ImportError, RuntimeError) as reason:  # another NumPy than it wants; no place for its cache
+    except (ImportError, RuntimeError) as reason:  # a NumPy it does not support; no folder for its cache
         warnings.warn(
             f"rankgrad: Numba is installed but cannot be used ({reason}); using the slower sorts of "
             "torch. If it cannot cache functions, set NUMBA_CACHE_DIR to a folder it may write to",
@@ -147,7 +147,7 @@ class _LongList:
         self._counts = out.dtype
         relevance, mask, masked = row[2:5]
         counts = np.empty((chunks, 2), np.int64)
-        for chunk in range(chunks):  # quicker than waking a thread
+        for chunk in range(chunks):  # quicker than starting a thread
             kernels.count_items(relevance, mask, masked, counts, chunk)
         p, self.items = (int(total) for total in counts.sum(0))
         others = self.items - p if p * _DENSE > self.items else 0
@@ -260,7 +260,7 @@ def evaluate(request: Request) -> Answer:
         counting = found.sum(-1)
     reach = request.window() if by_window else request.strength
     divisor = _divisor(request, reach, counting, lists.offsets)
-    # Room in large pages, for which NumPy asks and torch does not: page faults were a fifth of a call.
+    # Allocated by NumPy, which requests huge pages and torch does not: page faults took a fifth of a call.
     kind = np.int32 if count_dtype(n) == torch.int32 else np.int64
     out = np.empty((*scores.shape[:-1], n if request.with_gradient else 0), kind)
     gradient = torch.from_numpy(out.view(np.float32) if by_window else out)

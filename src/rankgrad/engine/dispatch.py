@@ -11,19 +11,19 @@ from torch import Tensor
 from rankgrad.engine import cpu, cuda, reference
 from rankgrad.engine.request import Request
 
-#: With fewer scores than this, plain torch takes a millisecond or two: not worth loading Numba's kernels, which
+#: With fewer scores than this, plain torch takes a millisecond or two: less than loading Numba's kernels, which
 #: takes half a second, and 15 s on the first use of all, when they are compiled.
 SMALL_ON_CPU = 1 << 13
 
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton can be used: it may be there and lack what it needs, a C compiler or a place to write."""
+    """Whether Triton can be used: it may be installed without a C compiler or a writable cache folder."""
     try:
         import triton
 
         triton.runtime.driver.active.get_current_target()
-    except Exception as error:  # of many kinds
+    except Exception as error:  # import and driver errors are of many types
         missing = isinstance(error, ModuleNotFoundError) and error.name == "triton"
         lacking = "is not installed" if missing else f"cannot be used here ({error})"
         warnings.warn(f"rankgrad: Triton {lacking}; using the slower sorts of torch on the GPU", stacklevel=2)

@@ -1,12 +1,12 @@
 """How the Triton kernels are launched: with little work on the host.
 
-Triton's own launch looks at the type and alignment of every argument each time, and at every pointer once more: on
+Triton's own launch inspects the type and alignment of every argument each time, and every pointer twice: on
 a slow host that takes longer than most kernels run. Here all that depends on shapes, dtypes and options alone
 is worked out once and kept in a :class:`Plan`: where the parts of one workspace lie, and the kernels compiled
 for it. A call then makes one allocation and hands out addresses.
 
-Compiled kernels are called as Triton itself calls them, which it does not promise to keep: with versions this was
-not seen to work with, every launch is Triton's own.
+Compiled kernels are called as Triton itself calls them, an interface without a promise of stability: with versions
+that were not tested, every launch is Triton's own.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ _SORTERS = 2  # programs a processor that wait for each other: all must run at o
 _SORTED_AT_ONCE = 16  # programs a processor that sort without waiting, of all lists together
 _STEPWISE = (
     1 << 22
-)  # with room for so many words, a sort of very many is worth launches that mostly find nothing to do
+)  # with room for this many words, a launch for each merge round pays, though most rounds are empty
 _sorters: dict[torch.device, int] = {}  # devices that had room for fewer
 _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream

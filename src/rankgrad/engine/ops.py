@@ -26,10 +26,10 @@ _BLOCK = 1 << 18  # numbers scaled at a time: they stay in the cache
 
 
 def _ready(request: Request) -> tuple[ModuleType, Request, Tensor | None]:
-    """The engine, the request with bool relevance and its spread, values checked; NaN where relevance is odd.
+    """The engine, the checked request with bool relevance and its spread, and NaN where relevance was not 0 or 1.
 
-    Where checking would wait for the device, odd relevance makes a loss NaN instead; the kernels of a GPU see to
-    that themselves.
+    Where a check would wait for the device, such relevance makes the loss NaN instead; the GPU kernels do that
+    themselves.
     """
     engine = engine_for(request)
     checked = waits_for_checks(request.scores, request.check_finite)
@@ -57,7 +57,7 @@ def _ready(request: Request) -> tuple[ModuleType, Request, Tensor | None]:
 
 
 def evaluate(request: Request) -> Answer:
-    """The loss of every list and its gradient, without autograd and past torch's dispatcher."""
+    """The loss of every list and its gradient, without autograd and without torch's dispatcher."""
     engine, asked, poison = _ready(request)
     answer: Answer = engine.evaluate(asked)
     if poison is not None:
@@ -122,7 +122,7 @@ def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 torch.library.register_vmap("rankgrad::standings", vmap_over_calls(standings, whole=[4]))
 
-# -------------------------------------------------------- one number, and the gradient it stands for
+# -------------------------------------------------------------- one number, and its gradient
 
 
 def reduce_into(losses: Tensor, lists: Tensor, reduction: str, out: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ def _reduce_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
             scale(answer, upstream, ctx.reduction, grad_scores, offsets)
         else:
             grad_scores = reduce_lists_backward(upstream, *answer, offsets, ctx.reduction, ctx.dtype)
-    if ctx.needs_input_grad[1]:  # the losses may hang on parameters of their own (rank_loss)
+    if ctx.needs_input_grad[1]:  # the losses may depend on parameters of their own (rank_loss)
         share = upstream.double()
         if ctx.reduction != "none":
             share = share.unsqueeze(-1).expand(answer.losses.shape)
@@ -277,7 +277,7 @@ torch.library.register_vmap("rankgrad::reduce_lists_backward", vmap_over_calls(r
 
 
 class _ListLoss(torch.autograd.Function):
-    """:func:`evaluate` and :func:`reduce_lists` as one step of autograd, past torch's dispatcher."""
+    """:func:`evaluate` and :func:`reduce_lists` as one autograd function, without torch's dispatcher."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, request: Request, reduction: str, shape: tuple[int, ...]) -> Tensor:
@@ -307,11 +307,11 @@ def list_loss(scores: Tensor, request: Request, reduction: str, shape: tuple[int
     return loss.reshape(shape)
 
 
-# ------------------------------------------------------------------------------------ a question
+# ---------------------------------------------------------------- whether a gradient is needed
 
 
 def gradient_wanted(scores: Tensor) -> bool:
-    """Whether anybody may ask for the gradient of these scores.
+    """Whether a gradient of these scores may be needed.
 
     Inside a transform of torch.func ``requires_grad`` says False whatever the caller will do.
     """

@@ -24,7 +24,7 @@ def rank_dtype(scores: Tensor) -> torch.dtype:
 
 
 def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Entering torch.autocast costs as much as a launch: only where there is one to leave."""
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):  # of meta torch cannot tell, and raises
+    """Leave torch.autocast; entering that context costs as much as a launch, so only where autocast is on."""
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):  # torch raises for the device type meta
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()

@@ -67,8 +67,8 @@ def vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Callab
 
 
 def is_plain_call(tensor: Tensor) -> bool:
-    """Whether a call need not be visible to torch: no torch.compile, no transform of torch.func, no mode, no
-    subclass of Tensor.
+    """True in plain eager mode: no torch.compile, no transform of torch.func, no dispatch mode, no subclass
+    of Tensor.
 
     Then it need not pass through torch's dispatcher, which costs more than the launches of a small loss.
     """
@@ -81,7 +81,7 @@ def is_plain_call(tensor: Tensor) -> bool:
 
 
 def waits_for_checks(scores: Tensor, check_finite: bool) -> bool:
-    """Values are checked on the CPU always, elsewhere (where it waits for the device) if asked to."""
+    """Values are checked on the CPU always, elsewhere (where it waits) with ``check_finite`` alone."""
     return check_finite or scores.device.type == "cpu"
 
 

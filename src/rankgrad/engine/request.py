@@ -1,4 +1,4 @@
-"""What an engine is asked, and what it answers: the one value that passes between losses and engines."""
+"""What an engine receives (:class:`Request`) and returns (:class:`Answer`)."""
 
 # No `from __future__ import annotations`: torch reads the annotations to make the schema of an op.
 from typing import NamedTuple
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rankgrad.engine.precision import compute_dtype
 
-#: How far a relevant item looks up: by Algorithm 1 with a lambda, by a fixed window of score, or by a window that
-#: is a share of the spread of the scores.
+#: How far above its score a relevant item is compared: Algorithm 1 with a lambda, a fixed window of score, or a
+#: window that is a share of the spread of the scores.
 REACHES = ("lam", "window", "share")
 
 
@@ -25,8 +25,10 @@ class Request(NamedTuple):
         offsets: None, or where ragged lists begin and end, int64 ``[calls, lists + 1]`` from 0 to N.
         tables: For the form ``"tables"``: W(c) and its slope for c = 0 ... K - 1, float64 ``[2, K]``; beyond, the
             last value and slope hold.
-        spread: Spread of the scores, float64 ``[calls]``, where others have some of them; None: of these.
-        lists: How many lists count, int64 ``[calls]``, where others have some of them; None: of these.
+        spread: Spread of the scores, float64 ``[calls]``, where other processes or blocks hold some of them; None:
+            of these.
+        lists: How many lists count, int64 ``[calls]``, where other processes or blocks hold some of them; None: of
+            these.
         form: A name in :data:`rankgrad.engine.forms.FORMS`.
         reach: One of :data:`REACHES`.
         strength: Lambda, the window, or the share.
@@ -82,7 +84,7 @@ class Request(NamedTuple):
         return (self.spread * (self.margin / 2)).to(self.dtype)
 
     def window(self) -> float | Tensor:
-        """How far relevant items look up: a number, or float64 ``[calls]`` rounded to the compute dtype."""
+        """The lambda or the window: a number, or float64 ``[calls]`` rounded to the compute dtype."""
         if self.reach == "window":
             return self.strength
         assert self.spread is not None and self.reach == "share"

@@ -1,4 +1,4 @@
-"""Values of a given function and their slopes, also where somebody has hooks on what autograd saves."""
+"""Values of a given function and their slopes, also under autograd's saved-tensor hooks."""
 
 import contextlib
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def value_and_slope(fn: Callable[[Tensor], Tensor], at: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
-    """What ``fn`` returns, hanging on whatever else it was made of, and its slope at ``at``, detached.
+    """What ``fn`` returns, attached to the graph of its own parameters, and its slope at ``at``, detached.
 
     Args:
         fn: Made of differentiable torch operations.
-        at: Where to ask.
+        at: Where value and slope are taken.
         upstream: The gradient arriving at the values, in their shape.
     """
     transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
@@ -38,7 +38,7 @@ def past_hooks() -> contextlib.AbstractContextManager[Any]:
 
 
 def _saved_tensors_are_hooked() -> bool:
-    """Whether autograd calls somebody for what it saves, as in a checkpoint or in save_on_cpu."""
+    """Whether saved-tensor hooks are active, as in a checkpoint or in save_on_cpu."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(""):
             return False

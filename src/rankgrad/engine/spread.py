@@ -8,7 +8,7 @@ from rankgrad.engine.dispatch import has_triton, large_on_cpu
 from rankgrad.engine.registration import is_plain_call
 
 _BLOCK = 1 << 22  # scores that are turned into float64 at a time
-#: The spread is at least this share of the largest score: a window must still be seen beside it in float32.
+#: The spread is at least this share of the largest score: adding a window to that score must change it in float32.
 LEAST_SHARE = 1e-6
 #: A deviation that is no more than this share of the largest score is rounding: all scores are equal. (Two float32
 #: numbers that differ make a larger one among up to 10^12.)

@@ -1,4 +1,4 @@
-"""rankgrad inside other people's trainers: one module an ecosystem, each importable with its package only.
+"""rankgrad inside the trainers of other libraries: one module an ecosystem, each importable with its package only.
 
 - :mod:`rankgrad.integrations.sentence_transformers`: losses for bi-encoders and cross-encoders, a batch sampler,
   checkpoints that keep the loss's state;

@@ -92,7 +92,7 @@ class RankingLoss(losses.BaseMetricLossFunction):
 
 
 class CrossBatchMemory(losses.CrossBatchMemory):
-    """pytorch-metric-learning's ``CrossBatchMemory``, which has a list of names of losses, for ours.
+    """pytorch-metric-learning's ``CrossBatchMemory``, which accepts losses by a list of names, for ours.
 
     One list of old and new candidates. The memory of :class:`rankgrad.RecallLoss` keeps the old ones in lists of
     their own, so that embeddings cannot drift away from them.

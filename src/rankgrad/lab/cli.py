@@ -1,4 +1,4 @@
-"""The command ``rankgrad``: thin verbs; what they do is in the rooms."""
+"""The command ``rankgrad``; each package of the lab registers its own verbs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import typer
 
-#: What to install where it is not called as its module is.
+#: Distributions whose name differs from that of their module.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "faiss": "faiss-cpu",
@@ -21,7 +21,7 @@ _DISTRIBUTIONS = {
 
 
 def build() -> typer.Typer:
-    """The application, with the commands of every room."""
+    """The application, with the verbs of every package."""
     import typer
 
     from rankgrad.lab import options
@@ -37,8 +37,8 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(options.of_the_command)
-    for room in (recipes, use, bench, sodeep, figures):
-        room.register(app)
+    for verbs in (recipes, use, bench, sodeep, figures):
+        verbs.register(app)
     return app
 
 

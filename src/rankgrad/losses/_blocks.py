@@ -255,7 +255,7 @@ torch.library.register_autograd("rankgrad::lookup_loss", _backward, setup_contex
 
 
 class _LookupLoss(torch.autograd.Function):
-    """The op :func:`_lookup_loss` for an eager call, past torch's dispatcher."""
+    """The op :func:`_lookup_loss` for an eager call, without torch's dispatcher."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, candidates: Tensor | None, lookup: Lookup, *arguments: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""The one road from score lists to a loss; the named losses are its forms."""
+"""The one function from score lists to a loss; every named loss calls it with its form."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def tables_of(
 
 
 def _loss_with_learned_weight(placed: Tensor, request: Request, values: Tensor, reduction: str) -> Tensor:
-    """The loss where W has parameters that learn: its value hangs on ``values``, W at all counts."""
+    """The loss where W has parameters that learn: its value depends on ``values``, W at all counts."""
     layout = layout_of(request)
     above, own, _ = ops.standings(*request)
     there = own > 0

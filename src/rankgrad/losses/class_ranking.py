@@ -110,7 +110,7 @@ class ClassRankingLoss(nn.Module):
         return loss
 
     def reset(self) -> None:
-        """Forget the memory."""
+        """Empty the memory."""
         self.memory.reset()
 
     def extra_repr(self) -> str:

@@ -126,9 +126,7 @@ class EmbeddingLoss(nn.Module):
         common one.
         """
         alone = len(kinds) == 1 and not self.processes.several
-        if (
-            torch._C._are_functorch_transforms_active()
-        ):  # they see through a product of matrices, not through blocks
+        if torch._C._are_functorch_transforms_active():  # these take one matrix product, not the op over blocks
             # The candidates are kept for backward, and the memory changes before.
             pairs = [kind._replace(candidates=kind.candidates.clone()).pairs() for kind in kinds]
             lists = None if alone else torch.stack([_counting(*one[1:]) for one in pairs]).sum()
@@ -161,7 +159,7 @@ class EmbeddingLoss(nn.Module):
         ).detach()
 
     def reset(self) -> None:
-        """Forget the memory."""
+        """Empty the memory."""
         self.memory.reset()
 
     def extra_repr(self) -> str:

@@ -32,7 +32,7 @@ def ndcg_loss(
     r"""One minus NDCG: :math:`1 - \frac{1}{\mathrm{ideal}} \sum_i \mathrm{gain}_i / \log_2(1 + r_i)`.
 
     Made with :func:`rankgrad.rank_loss`. Among tied scores the less relevant items come first, so a model
-    that scores everything alike looks as bad as it is.
+    that scores everything alike gets the worst value.
 
     Args:
         scores: ``[..., n]``, higher is better.

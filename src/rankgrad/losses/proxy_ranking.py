@@ -29,14 +29,14 @@ class ProxyRankingLoss(nn.Module):
       Each of them is pushed by :math:`1 / ((1 + n_c) w C)`, however high it is;
     - **pairs**: the average precision loss among the items (window 0.1, margin 0.05), times its weight.
 
-    Ranks say nothing about the height of the scores: their forces sum to zero in every list. The upper and the
-    lower part do, and are of one size: a network that moves all items together, towards the proxies or away from
-    them, gains nothing. Both act at any distance. So the embeddings stay spread out from the first step on.
+    Ranks do not depend on the level of the scores: their gradients sum to zero in every list. The upper and the
+    lower part do, with equal strength: moving all items together, towards the proxies or away from them, does not
+    lower the loss. Both act at any distance. So the embeddings stay spread out from the first step on.
 
     Args:
         num_classes: How many classes there are; labels are 0 ... num_classes - 1.
         embedding_size: Length of an embedding.
-        window: How far every relevant item looks up, as in :func:`recall_loss`.
+        window: The reach of every relevant item, as in :func:`recall_loss`.
         threshold: The upper threshold, a cosine similarity; the lower one is its negative.
         pairs: Weight of the average precision loss among the items; 0 leaves it out.
         distributed: With several processes, take the batches of all of them as one. Every process has then the

@@ -56,9 +56,10 @@ def recall_loss(
         lam: Interpolation strength in the paper's units, finite and > 0; 0.2 to 4 in the paper. With neither it
             nor ``window`` the reach is automatic: the window is the spread of the call's scores (their standard
             deviation times :data:`rankgrad.reach.WINDOW_SHARE`), for scores on any scale.
-        window: Instead of ``lam``: every relevant item looks this far up, whatever its slope. The gradient is then
-            :math:`-s_i m_i / w` for a relevant item with slope :math:`s_i` that passes :math:`m_i` irrelevant
-            ones on its way up by :math:`w`; an irrelevant one gets the sum of :math:`s_i / w` of all that pass it.
+        window: Instead of ``lam``: every relevant item is compared with what stands up to this far above it,
+            whatever its slope. The gradient is then :math:`-s_i m_i / w` for a relevant item with slope
+            :math:`s_i` that passes :math:`m_i` irrelevant ones on its way up by :math:`w`; an irrelevant one gets
+            the sum of :math:`s_i / w` of all that pass it.
         margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking. A number, or
             ``"auto"``: the spread times :data:`rankgrad.reach.MARGIN_SHARE`.
         weight: ``"log"``: W = log(1 + c); ``"loglog"``: W = log(1 + log(1 + c)); a callable W on float64

@@ -3,7 +3,7 @@
 All functions of score lists take ``scores, relevance`` of shape ``[..., n]`` (higher is better), an optional
 bool ``mask`` (False = the item does not exist) and ``reduction``: ``"mean"`` over the lists that have something
 relevant, or ``"none"`` (0 for lists that have not). Ties are counted pessimistically, irrelevant items first, as
-in the losses: a model that scores everything alike looks as bad as it is, whatever the order of the items in
+in the losses: a model that scores everything alike gets the worst value, whatever the order of the items in
 memory. :func:`retrieval_metrics` measures embeddings against a gallery of any size.
 """
 

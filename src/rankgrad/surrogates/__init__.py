@@ -1,4 +1,4 @@
-"""Other methods' ways to differentiate a ranking, in the currency of our losses, for fair comparison.
+"""Other methods' ways to differentiate a ranking, with the arguments of our losses, for fair comparison.
 
 Each module is one method, written from its paper's definition and named after it. :data:`METHODS` lists them for
 programs that go through all of them.

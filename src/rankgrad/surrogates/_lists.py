@@ -23,8 +23,9 @@ class Lists:
     """Validated score lists.
 
     Attributes:
-        scores: ``[lists, n]`` in the compute dtype, hanging on the caller's scores; 0 where no item exists.
-        relevant: bool ``[lists, n]``, existing items only (all False when ranks are asked for, not a loss).
+        scores: ``[lists, n]`` in the compute dtype, attached to the graph of the caller's scores; 0 where no item
+            exists.
+        relevant: bool ``[lists, n]``, existing items only (all False for soft ranks, where there is no relevance).
         exists: bool ``[lists, n]``.
         poison: ``[lists]``, 1, or NaN for lists that must not give a number; None where that has raised.
         shape: The caller's shape ``[..., n]``.
@@ -60,8 +61,8 @@ class Lists:
     def slots(self, max_relevant: int | None) -> tuple[Lists, int]:
         """How many slots hold the relevant items of any of these lists.
 
-        Without the hint ``max_relevant`` the device is asked, which waits for it. A list that does not fit a
-        hint is an error, without a sync a NaN.
+        Without the hint ``max_relevant`` the number is read from the device (a host sync). A list that does not
+        fit a hint is an error, without a sync a NaN.
         """
         n = self.scores.shape[-1]
         count = self.relevant.sum(-1)
@@ -136,5 +137,5 @@ def bind_gradient(scores: Tensor, losses: Tensor, gradient: Tensor) -> Tensor:
 
 
 def gradient_wanted(scores: Tensor) -> bool:
-    """Whether a gradient that is computed along with the loss will be asked for."""
+    """Whether a gradient that is computed along with the loss may be needed."""
     return torch.is_grad_enabled() and scores.requires_grad

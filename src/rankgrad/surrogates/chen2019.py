@@ -41,7 +41,7 @@ def chen2019_loss(
         delta: Half the width of the step in score units, > 0. The paper's detector uses 1 on logits.
         interpolated: The paper's Algorithm 1: an item's precision is raised to the best one at any lower score,
             and its terms shrink accordingly. False: equation (5) as it stands.
-        max_relevant: No list has more relevant items than this. Saves asking the device (a host sync).
+        max_relevant: No list has more relevant items than this. Saves a host sync.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
 

@@ -32,7 +32,7 @@ def mohapatra2018_loss(
     The same number and the same gradient as :func:`yue2007_loss`, to the bit: see there for the formula.
     Irrelevant items with higher scores never stand further back, so the place of one bounds the places of all
     above and below it. As in quicksort a pivot divides the irrelevant items; a group whose place is certain is
-    not looked at again, and never sorted.
+    finished, and never sorted.
 
     All groups of all lists are divided together. How many are left decides when to stop: a host sync each of the
     O(log p) rounds.
@@ -169,7 +169,7 @@ def _pivots(score: Tensor, begin: Tensor, size: Tensor) -> Tensor:
 def _best_places(problem: Problem, groups: _Groups, j: Tensor, score: Tensor) -> Tensor:
     """The best place of the j-th irrelevant item (a group's pivot) between ``low`` and ``high``.
 
-    Groups of one list have ranges that do not overlap, so every relevant item is asked about at most one pivot:
+    Groups of one list have ranges that do not overlap, so every relevant item is compared with at most one pivot:
     one sweep over the relevant items serves all groups.
     """
     rows, slots = problem.relevant.scores.shape

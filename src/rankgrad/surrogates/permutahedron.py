@@ -24,7 +24,7 @@ def permutahedron_rank(scores: Tensor, *, epsilon: float = 1.0, mask: Tensor | N
     .. math:: \tilde r = \arg\min_{\mu \in \mathcal P(n, \dots, 1)} \tfrac12 \| \mu + s / \epsilon \|^2
 
     over the convex hull of all permutations of 1..n. Small ``epsilon`` gives the ranks themselves (and no
-    gradient), large ``epsilon`` the mean rank for everybody. The projection is a sort and an isotonic
+    gradient), large ``epsilon`` the mean rank for every item. The projection is a sort and an isotonic
     regression; the gradient is exact. Computed in float64.
 
     Args:

@@ -39,7 +39,7 @@ def smoothap_loss(
         scores: ``[..., n]``, higher is better.
         relevance: The same shape; bool, or 0 and 1.
         temperature: :math:`\tau` > 0, in score units. The paper uses 0.01 on cosines.
-        max_relevant: No list has more relevant items than this. Saves asking the device (a host sync).
+        max_relevant: No list has more relevant items than this. Saves a host sync.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
 

@@ -36,7 +36,7 @@ def yue2007_loss(
     Args:
         scores: ``[..., n]``, higher is better.
         relevance: The same shape; bool, or 0 and 1.
-        max_relevant: No list has more relevant items than this. Saves asking the device (a host sync).
+        max_relevant: No list has more relevant items than this. Saves a host sync.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
 

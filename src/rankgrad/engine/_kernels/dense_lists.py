@@ -14,7 +14,7 @@ and after the move, with the moved scores sorted by themselves,
 
 By window all relevant scores rise equally far: they are sorted already.
 
-How many relevant items there are up to some place is asked in two orders, by index and sorted (``dense_orders``).
+How many relevant items there are up to some place is needed in two orders, by index and sorted (``dense_orders``).
 
 Ranks of relevant items are kept by their number q in the order of index, so that each is written at random once
 and everything else is read and written in order:

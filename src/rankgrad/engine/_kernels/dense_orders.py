@@ -1,4 +1,4 @@
-"""What the Triton kernels for dense lists ask of sorted lists: how many up to a place, where runs of equal scores
+"""What the Triton kernels for dense lists compute from sorted lists: how many up to a place, where runs of equal scores
 end, and how many of sorted values are above some level.
 
 How many relevant items there are up to some place is kept as one bit a place and, for each 32 places, the number of

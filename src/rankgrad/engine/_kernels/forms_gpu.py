@@ -43,7 +43,7 @@ def window_terms(form: tl.constexpr, tables, n_tables, above, own, in_use):
 
 @triton.jit
 def _exponent(value):
-    """That of frexp: value = m 2^x with 0.5 <= m < 1; for what is no normal number, far out of the way."""
+    """The exponent of frexp: value = m 2^x with 0.5 <= m < 1; for what is no normal number, far out of the way."""
     return ((value.to(tl.int64, bitcast=True) >> 52) & 0x7FF) - 1022
 
 

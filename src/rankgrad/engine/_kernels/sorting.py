@@ -1,7 +1,7 @@
 """Triton kernels that sort the words of relevant items: all pairs for few of them, merges of four runs for many.
 
 All are launched, and p, known on the device only, says which of them does something. Axis 0 of the grid is the list.
-Up to MANY words the rounds of merges are one launch; more of them are worth a launch each, with all the programs that
+Up to MANY words the rounds of merges are one launch; more of them get a launch each, with all the programs that
 the device has room for.
 """
 
@@ -123,9 +123,9 @@ def sort_by_merging(
 ):
     """Sort blocks, then merge them in rounds, if there are PAIRS to MOST words.
 
-    One launch, whose programs wait for each other between the rounds: how many there are only the device
-    knows, and launches that find nothing to do cost more than the waiting. Reads pass by the first cache, which
-    does not see what other programs wrote.
+    One launch, whose programs wait for each other between the rounds: how many there are is known on the
+    device only, and launches that find nothing to do cost more than the waiting. Reads pass by the first cache, which
+    may hold values from before other programs wrote.
     """
     row = tl.program_id(0).to(tl.int64)
     state += row * STATE

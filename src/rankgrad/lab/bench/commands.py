@@ -159,7 +159,7 @@ def bench(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this room: ``bench`` alone measures our losses, its subcommands the rest."""
+    """Add the command: ``bench`` alone measures our losses, its subcommands the rest."""
     room = typer.Typer(invoke_without_command=True, callback=bench)
     room.command()(complexity)
     room.command()(reach)

@@ -147,7 +147,7 @@ def _next_point(
     if expected > limit:
         return Point(n, None, note=f"> {limit:g} s")
     peaks = [(p.n, max(p.peak, _LEAST_BYTES)) for p in points if p.peak is not None]
-    # The worst is a matrix of n x n: assumed for a peak that has just come into sight.
+    # The worst is a matrix of n x n: assumed for a peak that has just become measurable.
     small = [size == _LEAST_BYTES for _, size in peaks[-2:]]
     room = predicted(peaks, n, at_least=2.0 if small in ([True, False], [False]) else 1.0, at_most=2.0)
     if room > _SHARE * timing.available_bytes(device):

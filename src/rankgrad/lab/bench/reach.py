@@ -28,7 +28,7 @@ LENGTHS = (1_000_000, 10_000_000)
 BATCHES = (512, 4096)
 #: Queries, candidates if they are others, and torch's precision of float32 products ("high": TF32 on a GPU).
 EMBEDDINGS = ((16_384, 0, "highest"), (65_536, 0, "high"), (4096, 1_000_000, "high"))
-#: How far relevant items look up; the scores are normal, so that a window of 1 is what "automatic" comes to.
+#: The reaches; the scores are normal, so that a window of 1 is what "automatic" comes to.
 REACHES: dict[str, dict[str, Any]] = {"lam": {"lam": 0.5}, "window": {"window": 1.0}, "automatic": {}}
 
 Loss = Callable[[Tensor, Tensor], Tensor]

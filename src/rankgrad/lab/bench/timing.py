@@ -69,7 +69,7 @@ def peak_bytes(run: Run, device: torch.device) -> int:
 
 @contextlib.contextmanager
 def memory_over_now(device: torch.device) -> Iterator[Callable[[], int]]:
-    """A function that tells the most memory used since, over what is in use now. On a CPU: Linux only."""
+    """A function that returns the most memory used since, over what is in use now. On a CPU: Linux only."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

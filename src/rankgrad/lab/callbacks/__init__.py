@@ -1,4 +1,4 @@
-"""What listens to a run: a callback has three methods, and the setting ``callbacks`` names those of a run.
+"""Callbacks receive the numbers of a run: three methods; the setting ``callbacks`` names those of a run.
 
 ``rankgrad train digits callbacks=[tensorboard,wandb]``; a class of one's own is named as ``module:Class``. The
 tables ``steps.csv`` and ``evaluations.csv`` of a run are written in any case.
@@ -14,7 +14,7 @@ from typing import Any
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
 
-#: Name -> module and class; each is imported when a run asks for it.
+#: Name -> module and class; each is imported when a run uses it.
 CALLBACKS = {
     "tensorboard": "rankgrad.lab.callbacks.tensorboard:TensorBoard",
     "wandb": "rankgrad.lab.callbacks.weights_and_biases:WeightsAndBiases",
@@ -31,7 +31,7 @@ class Callback:
         Args:
             folder: Of the run.
             settings: Of the run, in nested dictionaries.
-            step: How many steps are done: what was told of later ones is void.
+            step: How many steps are done; numbers reported for later steps are void.
         """
 
     def log(self, part: str, rows: Sequence[Mapping[str, float]]) -> None:

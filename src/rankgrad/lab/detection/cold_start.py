@@ -1,10 +1,10 @@
-r"""Why average precision hardly leaves the ground from random weights, shown by a linear classifier in seconds.
+r"""Why an AP loss hardly improves random weights, shown by a linear classifier in seconds.
 
 The slope of AP at a relevant item of rank :math:`r` is :math:`r^+ / (p r^2)`: smallest where ranks are worst.
 Among tens of thousands of candidates and with random scores, Algorithm 1 then moves a relevant item by so
-little that it passes almost nobody, and the gradient is a small part of cross entropy's. The log form's slope
-:math:`1 / (p r)` and the recall weights' :math:`1 / (p (1 + c))` are larger by the factor :math:`r / r^+`, and
-start by themselves; beside cross entropy AP starts too, because cross entropy brings the ranks to where AP has
+little that it passes almost no other item, and the gradient is a small part of cross entropy's. The log form's
+slope :math:`1 / (p r)` and the recall weights' :math:`1 / (p (1 + c))` are larger by the factor :math:`r / r^+`,
+and start by themselves; beside cross entropy AP starts too, because cross entropy brings the ranks to where AP has
 a slope.
 """
 

@@ -148,7 +148,7 @@ class Config(RunConfig):
         return self
 
     def protocol(self) -> str:
-        """Whose average precisions are told: ``"coco"`` or ``"voc"``."""
+        """Whose average precisions are reported: ``"coco"`` or ``"voc"``."""
         return "coco" if self.data.name == "coco" else "voc"
 
     def scoring(self) -> str:

@@ -34,7 +34,7 @@ class DetectionMetrics:
         coco: COCO, ``[10, classes]``, 101 points, IoU 0.5 ... 0.95.
         outcomes: For each image ``[D]``: 1 right, 0 wrong, -1 neither, of its detections by VOC's rule.
         threshold: The score from which on detections of all classes together have the best F1.
-        protocol: Whose AP50 is told: ``"voc"`` (area and 11 points) or ``"coco"`` (101 points).
+        protocol: Whose AP50 is reported: ``"voc"`` (area and 11 points) or ``"coco"`` (101 points).
     """
 
     area: Tensor
@@ -45,7 +45,7 @@ class DetectionMetrics:
     protocol: str = "voc"
 
     def by_class(self) -> dict[str, Tensor]:
-        """The average precisions that are told, ``[classes]`` each."""
+        """The average precisions that are reported, ``[classes]`` each."""
         at75 = self.coco[THRESHOLDS.index(0.75)]
         if self.protocol == "coco":
             return {"AP": self.coco.mean(0), "AP50": self.coco[0], "AP75": at75}
@@ -165,7 +165,7 @@ def evaluate(
 
     Args:
         detections: ``boxes [D, 4]``, ``labels [D]`` (from 1) and ``scores [D]`` of each image.
-        objects: What each image shows.
+        objects: The objects of each image.
         classes: How many classes there are.
         protocol: ``"coco"``: difficult objects are crowds, and the numbers pycocotools'.
     """

@@ -36,7 +36,7 @@ _LAYERS = ("layer4", "layer3", "layer2", "layer1", "conv1")
 #: Networks that torchvision does not have under a name.
 _MADE: dict[str, dict[str, Any]] = {
     "resnext101_32x4d": {"block": resnet.Bottleneck, "layers": [3, 4, 23, 3], "groups": 32, "width_per_group": 4},
-    "tiny": {"block": resnet.BasicBlock, "layers": [1, 1, 1, 1]},  # for trying things out on a CPU
+    "tiny": {"block": resnet.BasicBlock, "layers": [1, 1, 1, 1]},  # for quick experiments on a CPU
 }
 
 
@@ -49,11 +49,11 @@ class FrozenNorm(FrozenBatchNorm2d):  # type: ignore[misc]
 
 
 class CarriedFrozenNorm(Carried, FrozenNorm):
-    """One whose work the convolution before it does."""
+    """A frozen batch norm folded into the convolution before it."""
 
 
 class FloatHead(RPNHead):  # type: ignore[misc]
-    """The RPN's head; what it says about boxes is float32, so that boxes are not rounded to 8 bits."""
+    """The RPN's head; its box regression is float32, so that boxes are not rounded to 8 bits."""
 
     def forward(self, features: list[Tensor]) -> Any:
         """Objectness and box regression of each level."""

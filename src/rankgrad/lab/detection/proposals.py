@@ -33,7 +33,7 @@ def suppressed(boxes: Tensor, alive: Tensor, threshold: float, *, look: int = 8)
         boxes: ``[groups, n, 4]``, best first.
         alive: ``[groups, n]``; False = no box.
         threshold: Boxes with a larger IoU exclude each other.
-        look: Rounds between two looks whether anything still changes (each waits for the device).
+        look: Rounds between two checks whether anything still changes (each waits for the device).
     """
     left, top, right, bottom = boxes.unbind(2)
     area = (right - left) * (bottom - top)
@@ -137,7 +137,7 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         four = front.unsqueeze(2).expand(-1, -1, 4)
         object_of = best.gather(1, front).unsqueeze(2).expand(-1, -1, 4)
         truth_boxes = truth.boxes.gather(1, object_of).reshape(-1, 4)
-        # where nothing was chosen any box will do: it is left out of the sum
+        # where nothing was chosen a dummy box: it is masked out of the sum
         truth_boxes = torch.where(there.reshape(-1, 1), truth_boxes, anchors[front].reshape(-1, 4))
         target = self.box_coder.encode_single(truth_boxes, anchors[front].reshape(-1, 4)).reshape(four.shape)
         boxes = F.smooth_l1_loss(deltas.gather(1, four), target, beta=1 / 9, reduction="none").sum(2)

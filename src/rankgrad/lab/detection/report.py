@@ -165,7 +165,7 @@ def _drawn(scene: dict[str, Any], whose: str) -> str:
 
 
 def _scenes(runs: dict[str, dict[str, Any]], heading: str) -> str:
-    """The images of this run (the last one) as the runs before see them, then as it does itself."""
+    """Detections of the other runs on the images of this run (the last one), then its own."""
     own = list(runs)[-1]
     out = []
     for scene in runs[own][heading]:
@@ -180,7 +180,7 @@ def _scenes(runs: dict[str, dict[str, Any]], heading: str) -> str:
 
 
 def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
-    """Horizontal bars as SVG: a group for each class, a bar for each run, in percent."""
+    """A bar chart as SVG, horizontal: a group for each class, a bar for each run, in percent."""
     names = list(dict.fromkeys(name for of_run in reversed(values.values()) for name in of_run))  # its own first
     longest = max(map(len, names), default=0)
     thick, gap, left, width = max(5, 15 // len(values)), 7, max(96, 14 + 6 * longest), 780
@@ -218,7 +218,7 @@ def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
 
 
 def _called(run: Path) -> str:
-    """The name of a run's folder; a restart's with the one it is in."""
+    """The name of a run's folder; of one seed of several, with the folder it is in."""
     return f"{run.parent.name}/{run.name}" if run.name.startswith("seed-") else run.name
 
 
@@ -252,7 +252,7 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     )
     note += " Scores: softmax probabilities, or the odds of a class against the background."
     if paper is not None:
-        note += " The paper's rows: mmdetection, mean of three restarts."
+        note += " The paper's rows: mmdetection, mean of three seeds."
     if config.target is not None:
         note += f" The recipe expects {told[0]} of about {config.target:g}."
     if config.data.counts == "any" and paper is not None:
@@ -298,7 +298,7 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
             "\u2713 green is right, \u2717 red is wrong, dashed yellow was missed, grey is of a difficult object."
         )
         above = f"{_STYLE}<p>{escape(told)} {marks}</p>"
-        for heading, title in (("examples", "Detections"), ("hardest", "The surest mistakes")):
+        for heading, title in (("examples", "Detections"), ("hardest", "The most confident mistakes")):
             if list(seen.values())[-1][heading]:
                 out.append((title, above + _scenes(seen, heading)))
     return out
@@ -306,5 +306,5 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
 
 def _shown_from(found: dict[str, Any]) -> str:
     """Which detections of a run are drawn."""
-    why = "where F1 over all classes is best" if found["right"] else "the surest: none of all detections is right"
+    why = "where F1 over all classes is best" if found["right"] else "the most confident: none is right"
     return f"Detections with a score ({found['scores']}) of at least {found['threshold']:.2g}, {why}."

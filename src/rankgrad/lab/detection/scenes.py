@@ -19,7 +19,7 @@ LARGEST = 1_000_000
 
 @dataclass(frozen=True)
 class Objects:
-    """What an image shows.
+    """The objects of an image.
 
     Args:
         boxes: ``[G, 4]`` float32, left, top, right, bottom in pixels.
@@ -91,7 +91,7 @@ Row = tuple[Path, str, Annotation | str]
 
 
 def size_of(image: Path) -> tuple[float, float]:
-    """Width and height of an image from its head; infinite where it cannot be read (which is told later)."""
+    """Width and height of an image from its head; infinite where it cannot be read (reported later)."""
     try:
         width, height = decoding.size_of(image)
         return float(width), float(height)

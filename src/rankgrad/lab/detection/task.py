@@ -32,8 +32,8 @@ from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
 
 Detections = list[dict[str, Tensor]]
 
-#: Steps from one look at the sizes of gradients to the next, NaN in between: a look is ten launches, about as many
-#: as Python makes for the recorded loss itself.
+#: The norms of gradients are measured once in so many steps, NaN in between: that is ten launches, about as many
+#: as the recorded loss itself.
 WATCH_EVERY = 10
 
 
@@ -123,7 +123,7 @@ def detect(
     """
     network.eval()
     order = source.ratios().argsort(stable=True)  # like shapes together
-    # whole batches are shared out: what metrics beside an image decides the size of its canvas
+    # whole batches are shared out: the images of a batch decide the size of its canvas
     mine = order.split(config.batch.test_size)[distributed.rank() :: distributed.count()]
     found: dict[str, dict[int, dict[str, Tensor]]] = {scores: {} for scores in config.scorings()}
     with torch.inference_mode():

@@ -63,7 +63,7 @@ def _number(box: ElementTree.Element, name: str) -> float:
 
 
 def read_annotation(path: Path, image: Path) -> Annotation:
-    """What an annotation file says of an image; ValueError tells what is wrong with it."""
+    """What an annotation file says of an image; a ValueError says what is wrong with it."""
     if not path.is_file():
         raise ValueError("missing")
     if path.stat().st_size > _BYTES:
@@ -74,7 +74,7 @@ def read_annotation(path: Path, image: Path) -> Annotation:
         raise ValueError(f"broken ({error})") from None
     said = tree.find("size")
     size = [_number(said, n) if said is not None and said.findtext(n) else 0.0 for n in ("width", "height")]
-    # annotations without a size, or with one of 0, are about
+    # some tools write no size, or 0
     width, height = size if min(size) > 0 else size_of(image)
     out = []
     for item in tree.iter("object"):

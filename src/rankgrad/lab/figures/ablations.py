@@ -29,13 +29,13 @@ PANELS = {
 }
 
 CAPTION = """R@1 on CUB-200-2011 (test classes) when one thing is changed: the memory of 3 batches, the margin,
-and lambda over a factor of 25. Filled: the best evaluation, as the paper reports; open: the last epoch; bars
-are one standard deviation over restarts.{epochs} Grey diamonds: the paper, with its own weights and 80 epochs.
+and lambda over a factor of 25. Filled: the best evaluation, as the paper reports; open: the last epoch; error
+bars are one standard deviation over seeds.{epochs} Grey diamonds: the paper, with its own weights and 80 epochs.
 Compare within a panel, each has its own axis.{seen} From {files}.{missing}"""
 
 
 class Score(NamedTuple):
-    """Mean and standard deviation over restarts."""
+    """Mean and standard deviation over seeds."""
 
     mean: float
     deviation: float = 0.0  # of a single run
@@ -93,7 +93,7 @@ def read_results(path: Path) -> tuple[Rows, list[str]]:
 
 
 def draw(sources: Sources) -> list[Drawing]:
-    """One panel each; rows that are not there are told."""
+    """One panel each; missing rows are reported."""
     found, files = read_results(sources.results or _DEFAULT)
     wanted = list(dict.fromkeys(row for panel in PANELS.values() for _, row in panel))
     # One thing is changed at a time: all rows of runs of the same length, the length of which most were measured.

@@ -1,4 +1,4 @@
-"""The mAP that a small batch sees is not the data set's: how far off it is, and what memory does about it."""
+"""The mAP within a small batch is not the data set's: how far off it is, and how a memory reduces that."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rankgrad.pairs import retrieval_pairs
 MEMORIES = (0, 3, 7)
 _CHUNK = 512
 
-CAPTION = """mAP that a batch of {data} sees, its items as queries and as candidates, against the size of the
+CAPTION = """mAP within a batch of {data}, its items as queries and as candidates, against the size of the
 batch. Lines are the mean over random batches, bands one standard deviation; the dashed line is the mAP of all
-{n:,} items, which is what one wants to improve. What to see: a small batch is optimistic, because few wrong
+{n:,} items, which training should improve. What to see: a small batch is optimistic, because few wrong
 items are there to stand ahead of a right one, and noisy. Memory (the last batches as further candidates) brings
 the mean nearer to the data set's: a batch with a memory of 3 has the bias of a batch four times as large."""
 
@@ -49,14 +49,14 @@ def draw(sources: Sources) -> list[Drawing]:
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()
         axes.set_xlabel("batch size")
-        axes.set_ylabel("mAP seen by a batch")
+        axes.set_ylabel("mAP within a batch")
         axes.grid(True, axis="y")
         axes.legend(loc="upper right")
     return [Drawing("batch-bias", figure, CAPTION.format(data=name, n=n))]
 
 
 def estimates(embeddings: Tensor, labels: Tensor, size: int, memory: int) -> Tensor:
-    """mAP of random batches, ``[batches]``: ``size`` items ask, ``memory`` more batches are further candidates."""
+    """mAP of random batches, ``[batches]``: ``size`` queries, ``memory`` more batches as candidates."""
     generator = torch.Generator().manual_seed(1000 * size + memory)
     found = []
     for _ in range(drawn(size)):

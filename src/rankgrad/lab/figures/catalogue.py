@@ -14,7 +14,7 @@ FIGURES = {
     "margin": "scores of relevant and irrelevant pairs during training, without a margin and with one",
     "ablations": "memory, margin and lambda, from the result tables",
     "retrieval-examples": "queries of a run and their nearest images",
-    "cold-start": "a classifier that starts from bad ranks: which losses get going",
+    "cold-start": "a classifier trained from random weights: which losses make progress",
     "complexity": "time against list length, from the numbers of `rankgrad bench complexity --json`",
 }
 

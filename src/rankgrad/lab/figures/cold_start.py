@@ -1,4 +1,4 @@
-"""A classifier that starts from bad ranks: which losses get going."""
+"""A classifier trained from random weights: which losses make progress."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOOKS = {
 CAPTION = """A linear classifier from its first random weights, on made-up regions of which 12 % show one of 20
 classes, 4,096 regions a step with a memory of 3 batches: the situation of a detector's classifier. Left: mAP on
 new regions. Right: size of the gradient at the class logits, over that of cross entropy (CE) at the same logits.
-All losses have the same learning rate; dashed: with cross entropy. What to see: the AP loss as published stands
-still. Its slope is smallest where ranks are worst, so that Algorithm 1 passes hardly anybody at first. Its log
-form and the recall loss have the same ranks and the same optimum but keep a slope there; beside cross entropy AP
-starts too."""
+All losses have the same learning rate; dashed: with cross entropy. What to see: the AP loss as published makes
+no progress. Its slope is smallest where ranks are worst, so that Algorithm 1 passes hardly any item at first. Its
+log form and the recall loss have the same ranks and the same optimum but keep a slope there; beside cross entropy
+AP starts too."""
 
 
 def draw(sources: Sources) -> list[Drawing]:

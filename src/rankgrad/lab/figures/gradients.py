@@ -24,7 +24,7 @@ from rankgrad.surrogates import (
     yue2007_loss,
 )
 
-#: A list as training meets it: a good relevant item, two in the crowd, one lost at the bottom; cosines.
+#: A list of cosines as in training: one relevant item near the top, two in the middle, one at the bottom.
 RELEVANT = (0.78, 0.47, 0.335, -0.22)
 IRRELEVANT = (0.86, 0.69, 0.60, 0.54, 0.505, 0.44, 0.40, 0.365, 0.29, 0.23, 0.17, 0.10, 0.03, -0.07, -0.14, -0.30)
 LAM, BINS, TEMPERATURE, DELTA, EPSILON = 1.5, 10, 0.01, 0.1, 0.05
@@ -35,16 +35,16 @@ _NOTHING = 0.01
 CAPTION = """One list of 20 scores, one step of gradient descent, ten losses. Each arrow stands at its item's
 score: up means that the item is pushed up the ranking, down that it is pushed down. Lengths are relative to the
 largest push of the row; a dot is an item with no gradient, or one below 1 % of that. Blue items are relevant,
-orange ones not. What to see: our losses look ahead of each relevant item as far as its blue bar reaches, and
-push down exactly the irrelevant items that stand there. The form of the loss decides how far that is for the
-relevant item lost at the bottom (left). A narrow sigmoid sees only what nearly touches; a wide one and FastAP
-give most to the item that needs it least. The error-driven rule and the structured hinge weigh every wrong
+orange ones not. What to see: our losses push down exactly the irrelevant items within the reach of each relevant
+item (its blue line). The form of the loss decides how far that is for the
+relevant item at the bottom (left). A narrow sigmoid gives a gradient to neighbours only; a wide one and FastAP
+give most to the item that is nearly first. The error-driven rule and the structured hinge weigh every wrong
 pair, however far apart. The trained sorter also pushes some irrelevant items up."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method: its name and setting, what to see, its loss, and how it looks at the scores."""
+    """A method: its name and setting, what to see, its loss, and its reach at each score."""
 
     name: str
     setting: str
@@ -88,14 +88,14 @@ def rows(sources: Sources) -> list[Row]:
         Row(
             "rankgrad: AP",
             ours,
-            "near misses first,\nthe lost item a little",
+            "near misses first,\nthe last item a little",
             average_precision,
             reach(lambda own, rank: own / rank**2),
         ),
         Row(
             "rankgrad: AP, log form",
             ours,
-            "the lost item looks\nfurther ahead",
+            "the last item reaches\nfurther",
             log_form,
             reach(lambda own, rank: 1 / rank),
         ),
@@ -109,7 +109,7 @@ def rows(sources: Sources) -> list[Row]:
         Row(
             "Smooth-AP",
             f"$\\tau$ = {TEMPERATURE:g}",
-            "sees only what\nnearly touches",
+            "neighbours only",
             lambda s, r: smoothap_loss(s, r, temperature=TEMPERATURE),
         ),
         Row(
@@ -137,7 +137,7 @@ def rows(sources: Sources) -> list[Row]:
             "every wrong pair,\nhowever far apart",
             lambda s, r: chen2019_loss(s, r, delta=DELTA),
         ),
-        Row("SVM-MAP", "Yue 2007, Mohapatra 2018", "most for the item\nlost at the bottom", yue2007_loss),
+        Row("SVM-MAP", "Yue 2007, Mohapatra 2018", "most for the item\nat the bottom", yue2007_loss),
         Row(
             "SoDeep",
             "LSTM for 20 items",
@@ -209,6 +209,6 @@ def _legend(figure: Figure) -> None:
         Line2D([], [], color=style.RELEVANT, marker="^", lw=2.4, label="relevant"),
         Line2D([], [], color=style.IRRELEVANT, marker="v", lw=2.4, label="irrelevant"),
         Line2D([], [], color=style.GREY, marker="o", lw=0, ms=4, label="none, or under 1 %"),
-        Rectangle((0, 0), 1, 1, color=style.RELEVANT, alpha=0.18, lw=0, label="how far our losses look"),
+        Rectangle((0, 0), 1, 1, color=style.RELEVANT, alpha=0.18, lw=0, label="reach of our losses"),
     ]
     figure.legend(handles=marks, loc="outside upper center", ncols=4)

@@ -26,12 +26,12 @@ BINS = (5, 10, 20, 40)
 _POINTS = 141
 
 CAPTION = """One loss, twelve landscapes. The height is a fixed linear combination of the ranks of 20 scores,
-over a fixed random plane of scores; all panels share plane and scale. Top left: the truth, flat steps without a
-slope anywhere. Second row: the interpolation this library differentiates. It is continuous, never lies above
-the truth, agrees with it away from the steps when lambda is small, and lambda alone says how far its slopes
+over a fixed random plane of scores; all panels share plane and scale. Top left: the loss itself, flat steps
+without a slope anywhere. Second row: the interpolation this library differentiates. It is continuous, never lies
+above the loss, agrees with it away from the steps when lambda is small, and lambda alone says how far its slopes
 reach. The other panels replace the ranks themselves. Few soft bins (third row) are smooth at wrong heights,
-many follow the truth with ripples of their own; the trained sorter misses all but the trend; sigmoids and the
-permutahedron round the steps, over a width that does not depend on what is at stake."""
+many follow the loss with ripples of their own; the trained sorter misses all but the trend; sigmoids and the
+permutahedron round the steps, over a width that does not depend on the loss."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _surfaces(values: dict[str, np.ndarray], line: np.ndarray) -> Figure:
 
 
 def _norm(values: dict[str, np.ndarray]) -> Normalize:
-    """One scale for all panels: from the lowest of all to the top of the truth."""
+    """One scale for all panels: from the lowest of all to the highest value of the loss itself."""
     return Normalize(min(found.min() for found in values.values()), values["true"].max(), clip=True)
 
 
@@ -143,7 +143,7 @@ def _maps(values: dict[str, np.ndarray], line: np.ndarray) -> Figure:
             axes.set_ylabel("b", rotation=0)
         shown = grid[0, 0].images[0]
         bar = figure.colorbar(shown, ax=grid, shrink=0.5, aspect=30, pad=0.015)
-        bar.set_label("loss, up to the highest of the truth")
+        bar.set_label("loss, up to its highest value")
         bar.outline.set_visible(False)
     return figure
 

@@ -22,9 +22,9 @@ _BATCH = 100
 CAPTION = """Cosine similarities of held-out pairs of digits while a small network is trained with the recall
 loss, without a margin (top) and with a margin of {margin:g} (bottom); same network, same batches. Blue: pairs
 of one digit, orange: pairs of different digits; each histogram is scaled to its own peak. What to see: without
-a margin the loss is content as soon as the order is right by the slightest difference, and all similarities run
-together at 1: after {steps:,} steps the irrelevant ones have a standard deviation of {spread:.4f}. The order
-hangs on the last digits then: rounded to bfloat16 AP falls from {exact:.2f} to {rounded:.2f}. With the margin
+a margin the loss is 0 as soon as the order is right by the slightest difference, and all similarities converge
+to 1: after {steps:,} steps the irrelevant ones have a standard deviation of {spread:.4f}. The order
+then depends on the last digits: rounded to bfloat16 AP falls from {exact:.2f} to {rounded:.2f}. With the margin
 the scores get a scale, and AP is {better:.2f}, rounded or not."""
 
 
@@ -39,7 +39,7 @@ class Moment:
 
 
 def train(margin: float, steps: tuple[int, ...] = STEPS, seed: int = 0) -> list[Moment]:
-    """Train on every other digit and look at the rest after each of these steps."""
+    """Train on every other digit and measure the rest after each of these steps."""
     from sklearn.datasets import load_digits
 
     pixels, target = load_digits(return_X_y=True)

@@ -20,8 +20,8 @@ _ROWS, _NEAREST = 4, 8
 
 CAPTION = """Queries (left, grey frame) of {run} and their nearest test images, most similar first. A blue
 frame with a tick is right, the query's class; an orange frame with a cross is wrong; the number is the cosine
-similarity. Upper rows: queries drawn at random. Lower rows: the queries with the worst average precision, where
-to look for wrong labels and for what the embedding cannot tell apart."""
+similarity. Upper rows: queries drawn at random. Lower rows: the queries with the worst average precision, which
+show wrong labels and classes the embedding cannot separate."""
 
 
 def draw(sources: Sources) -> list[Drawing]:

@@ -15,7 +15,7 @@ SUFFIXES = (".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat")
 
 
 def read(path: Path) -> Rows:
-    """The rows of a file. A fault is told with its line."""
+    """The rows of a file. An error names its line."""
     from sklearn.datasets import load_svmlight_file
 
     try:
@@ -35,7 +35,7 @@ def read(path: Path) -> Rows:
 
 
 def _fault(path: Path) -> UserError | None:
-    """Look for the first line that is wrong: the reader above says only that there is one."""
+    """Find the first line that is wrong: scikit-learn's reader says only that there is one."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             words = raw.partition(b"#")[0].decode("utf-8", "replace").split()

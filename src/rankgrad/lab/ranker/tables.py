@@ -16,7 +16,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
 def read(path: Path, config: Data) -> Rows:
-    """The rows of a table. A fault is told with its column and line."""
+    """The rows of a table. An error names its column and line."""
     table = _table(path)
     columns = list(table.column_names)
     if len(set(columns)) < len(columns):
@@ -70,7 +70,7 @@ def _table(path: Path) -> Any:
         parsing = csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         # Only an empty field is missing: "NA" and "null" may be what a query or a feature is called.
         converting = csv.ConvertOptions(null_values=[""], strings_can_be_null=True)
-        reading = csv.ReadOptions(use_threads=False)  # several threads do not know which row is wrong
+        reading = csv.ReadOptions(use_threads=False)  # with several threads the error does not name the row
         return csv.read_csv(path, reading, parsing, converting)
     except pyarrow.ArrowInvalid as error:
         raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from None
@@ -87,7 +87,7 @@ class _Places:
         return f"{self.path}, line {row + 2}" if self.text else f"{self.path}, row {row + 1}"
 
     def numbers(self, table: Any, name: str, what: str, *, told: bool = False) -> Any:
-        """A column as float64, NaN where it is empty; a text in it is told with its line."""
+        """A column as float64, NaN where it is empty; an error names the line of a text in it."""
         import pyarrow
 
         column = table.column(name)

@@ -28,8 +28,8 @@ class TrainedRanker(Trained):
     def score(self, features: Any) -> Tensor:
         """The scores ``[N]`` of the items ``[N, features]`` of one query, on the CPU; higher is better.
 
-        Features come as a tensor, an array or nested lists. Only a ranker with ``scale: query`` looks at the
-        items of a query together; others take items of any queries.
+        Features come as a tensor, an array or nested lists. Only a ranker with ``scale: query`` needs the items
+        of a query together; others take items of any queries.
         """
         given = torch.as_tensor(features, dtype=torch.float32, device=self.device)
         if given.ndim != 2 or given.shape[1] != len(self.features):

@@ -41,7 +41,9 @@ def train(
     previous: Annotated[
         bool, typer.Option("--previous", help="With --resume: from the checkpoint before the last one.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="How many restarts; mean and spread are reported.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="How many runs, each with the next seed; reports their mean.")
+    ] = 1,
 ) -> None:
     """Train a recipe. Several processes: torchrun --nproc-per-node N -m rankgrad train ..."""
     from rankgrad import distributed

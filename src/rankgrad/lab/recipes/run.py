@@ -95,10 +95,10 @@ def run(
         out: The folder of the run.
         resume: Continue the run in the folder.
         previous: With ``resume``: from the checkpoint before the last one.
-        seeds: How many restarts, with the seeds ``seed``, ``seed + 1``, ...; each has a folder of its own inside.
+        seeds: How many runs, with the seeds ``seed``, ``seed + 1``, ...; each has a folder of its own inside.
 
     Returns:
-        The folder and each restart's result.
+        The folder and the result of each seed.
     """
     if previous and (seeds > 1 or not resume):
         raise UserError("--previous: expected --resume and a single seed; a seed's own folder is a run too")
@@ -114,8 +114,8 @@ def run(
     results = []
     with reuse.shared():
         for seed in range(config.seed, config.seed + seeds):
-            restart = config.model_copy(update={"seed": seed})
-            results.append(_one(task, restart, folder / f"seed-{seed}", device, resume=resume))
+            seeded = config.model_copy(update={"seed": seed})
+            results.append(_one(task, seeded, folder / f"seed-{seed}", device, resume=resume))
     if distributed.rank() == 0:
         checkpoint.write_text(folder / "seeds.json", json.dumps(spread(results), indent=1))
         write_report(folder)
@@ -177,7 +177,7 @@ def same_settings(folder: Path, config: Any, option: str) -> None:
 
 
 def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Mean and standard deviation over restarts, of the best evaluations and of the last ones."""
+    """Mean and standard deviation over seeds, of the best evaluations and of the last ones."""
     rows = []
     for which in ("best", "last"):
         for metric in getattr(results[0], which):
@@ -215,18 +215,18 @@ def _time(result: Result | None) -> dict[str, str]:
 
 
 def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
-    """The report of a run, from the files in its folder, with other runs beside it; of restarts, all of theirs."""
+    """The report of a run, from the files in its folder, with others beside it; of several seeds, that of each."""
     for other in beside:
         if not (other / "config.yaml").is_file():
             raise UserError(f"--beside: no run in {str(other)!r} (it has no config.yaml)")
         if not (other / "result.json").is_file():
             raise UserError(f"--beside: the run in {str(other)!r} is not finished (it has no result.json)")
-    restarts = sorted(path.parent for path in folder.glob("seed-*/config.yaml"))
-    if restarts and (folder / "seeds.json").is_file():
+    runs = sorted(path.parent for path in folder.glob("seed-*/config.yaml"))
+    if runs and (folder / "seeds.json").is_file():
         if beside:
-            raise UserError(f"--beside: expected a single run as RUN, received restarts; one is {restarts[0]}")
-        for restart in restarts:
-            write_report(restart)
+            raise UserError(f"--beside: expected a single run as RUN, received several; one is {runs[0]}")
+        for one in runs:
+            write_report(one)
         return page.write_overview(folder, folder.name, read_json(folder / "seeds.json", list[Spread]))
     if not (folder / "config.yaml").is_file():
         raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml)")

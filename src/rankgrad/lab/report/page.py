@@ -94,14 +94,14 @@ def write_report(
 
 
 def write_overview(folder: Path, title: str, rows: Sequence[Spread]) -> Path:
-    """The page of several restarts: mean, spread, and a link to each one's report."""
+    """The page of several seeds: mean, deviation, and a link to the report of each."""
     path = folder / "report.html"
     cells = [[r.metric, r.of, r.mean, r.deviation, *r.values] for r in rows]
-    restarts = sorted(p.parent.name for p in folder.glob("*/report.html"))
-    links = "".join(f'<li><a href="{escape(name)}/report.html">{escape(name)}</a></li>' for name in restarts)
+    runs = sorted(p.parent.name for p in folder.glob("*/report.html"))
+    links = "".join(f'<li><a href="{escape(name)}/report.html">{escape(name)}</a></li>' for name in runs)
     sections = [
-        ("Mean and standard deviation", table(["metric", "of", "mean", "deviation", *restarts], cells)),
-        ("Restarts", f"<ul>{links}</ul>"),
+        ("Mean and standard deviation", table(["metric", "of", "mean", "deviation", *runs], cells)),
+        ("Runs", f"<ul>{links}</ul>"),
     ]
     write_text(path, document(f"rankgrad: {title}", sections))
     return path

@@ -1,4 +1,4 @@
 """Retrieval: items -> batches -> embeddings -> loss, and exact evaluation.
 
-Nothing here knows what is embedded, apart from :mod:`rankgrad.lab.retrieval.images`.
+Nothing here depends on what is embedded, apart from :mod:`rankgrad.lab.retrieval.images`.
 """

@@ -51,7 +51,7 @@ class _Pml(nn.Module):
         self.loss, self.miner = loss, miner
 
     def forward(self, embeddings: Tensor, labels: Tensor, items: Tensor) -> Tensor:
-        """Loss of the gathered batch, in float32 as ours; an image that is twice in it is not known as such."""
+        """Loss of the gathered batch, in float32 as ours; an image that is twice in it counts as two images."""
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings, labels = distributed.gather(embeddings.float()), distributed.gather(labels)
             mined = () if self.miner is None else (self.miner(embeddings, labels),)

@@ -1,6 +1,6 @@
 """A source of a retrieval run: items of one split as batches of (inputs, labels, ids) on a device.
 
-Sampler, loss, evaluation and report know nothing else about what is embedded. A new kind of input is a subclass
+Sampler, loss, evaluation and report use nothing else of what is embedded. A new kind of input is a subclass
 of :class:`Source` and a network that takes what its :meth:`~Source.inputs` gives.
 """
 

@@ -123,7 +123,7 @@ class RetrievalTask(Task):
 
     @classmethod
     def pretrained(cls, config: Any) -> bool:
-        """Whether the backbone knows something that an untrained head could spoil."""
+        """Whether the backbone is pretrained, so that gradients of an untrained head could harm it."""
         return True
 
     @classmethod
@@ -156,7 +156,7 @@ class RetrievalTask(Task):
                 names = source.items.class_names
                 shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
                 more = ", ..." if len(alone) > 5 else ""
-                why = "others are told apart from it" if source is self.source else "it is no query"
+                why = "others are separated from it" if source is self.source else "it is no query"
                 told.append(f"{len(alone)} {use} classes have one item, nothing to find ({why}): {shown}{more}")
         return told
 

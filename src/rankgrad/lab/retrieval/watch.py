@@ -1,8 +1,8 @@
 """What is watched while embeddings are trained: their spread, and how many of them get a gradient.
 
 *Spread* is 1 - |mean of the unit embeddings of a batch|: 0 if all are the same vector, near 1 if they point
-everywhere. A loss on ranks sees scores only through their order, so embeddings may shrink towards one point while
-it still falls; from there no gradient leads back.
+everywhere. A loss on ranks depends on scores only through their order, so embeddings may shrink towards one point
+while it still falls; from there no gradient leads back.
 """
 
 from __future__ import annotations

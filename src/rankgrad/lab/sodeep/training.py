@@ -1,4 +1,4 @@
-"""Teaching a network to sort."""
+"""Train a network to sort."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Log:
         folder: Of the run.
         step: After which the tables go on.
         evaluated: The step of the last evaluation, -1: none.
-        callbacks: Who is told the same rows.
+        callbacks: They receive the same rows.
     """
 
     def __init__(self, folder: Path, step: int, evaluated: int, callbacks: Sequence[Callback] = ()) -> None:

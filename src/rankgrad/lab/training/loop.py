@@ -1,4 +1,5 @@
-"""The training loop, for any task: exact to resume, equal on one process or several, stops when a loss is lost.
+"""The training loop, for any task: exact to resume, equal on one process or several, stops at a loss that is not
+finite.
 
 Nothing random is carried from step to step: each step seeds the generators from (seed, step, process), and a batch
 is a function of the step. So the state to save is the step, the weights, the optimiser and the loss's own state.

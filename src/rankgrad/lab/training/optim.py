@@ -17,7 +17,7 @@ def make_optimizer(groups: list[dict[str, Any]], config: Optim) -> torch.optim.O
     """
     groups = [{"scale": 1.0, "begin": 0.0, **group} for group in groups if group["params"]]
     if config.name == "sgd":
-        # Not fused: where a GradScaler skips the first step, fused SGD goes on from momentum nobody has written.
+        # Not fused: where a GradScaler skips the first step, fused SGD goes on from uninitialised momentum.
         return torch.optim.SGD(groups, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     fused = all(parameter.is_cuda for group in groups for parameter in group["params"])
@@ -48,7 +48,7 @@ def set_rates(
 
 
 def hold_back(optimizer: torch.optim.Optimizer) -> None:
-    """Drop the gradients of groups that do not learn yet: clipping and the optimiser do not see them."""
+    """Drop the gradients of groups that do not learn yet: neither clipping nor the optimiser uses them."""
     for group in optimizer.param_groups:
         if group["lr"] == 0.0:
             for parameter in group["params"]:

@@ -14,7 +14,7 @@ import torch
 from rankgrad import distributed
 from rankgrad.lab.training.errors import Interrupted
 
-#: Signal -> the handler it has unless somebody set another one. (nohup ignores SIGHUP: it stays ignored.)
+#: Signal -> the handler it has unless another one was set. (nohup ignores SIGHUP: it stays ignored.)
 _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 if hasattr(signal, "SIGHUP"):  # not on Windows
     _DEFAULTS[signal.SIGHUP] = signal.SIG_DFL
@@ -79,7 +79,8 @@ def noted() -> Iterator[Stop]:
         if not distributed.active():
             back()
         if not stop.number:
-            # Not print, which may be what was interrupted; and whoever reads it may be gone by the same Ctrl-C.
+            # Not print, which may be what was interrupted; and the reader of a pipe may have ended by the same
+            # Ctrl-C.
             with suppress(OSError):
                 os.write(2, f"\nstopping after this step{again}\n".encode())
         stop.note(number)

@@ -19,7 +19,7 @@ class Task(ABC):
     """One kind of training (image retrieval, detection, ...), and one run of it.
 
     The class says what can be set and how a finished run is judged and reported; an instance, made from the
-    settings and a device, has read its data and built network and loss. :data:`rankgrad.lab.tasks.TASKS` knows
+    settings and a device, has read its data and built network and loss. :data:`rankgrad.lab.tasks.TASKS` lists
     all of them.
 
     Whatever is random must follow from (seed, step): the loop seeds the generators before each step, so a
@@ -53,7 +53,7 @@ class Task(ABC):
         """The loss of the batch of a step; ``network`` is the task's own, perhaps compiled or wrapped."""
 
     def watch(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
-        """Look at the logged rows of finished steps: what is to be said, or an error that stops the run.
+        """Check the logged rows of finished steps: returns lines to print, or raises to stop the run.
 
         A run that goes on begins with the rows of before, so whatever this remembers must follow from them.
         """

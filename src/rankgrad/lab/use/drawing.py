@@ -28,7 +28,7 @@ def draw(path: Path, out: Path, boxes: list[dict[str, Any]], classes: tuple[str,
     with Image.open(path) as file:
         image = ImageOps.exif_transpose(file).convert("RGB")  # upright, as it was detected
     pen = ImageDraw.Draw(image)
-    for box in sorted(boxes, key=lambda one: float(one["score"])):  # the surest on top
+    for box in sorted(boxes, key=lambda one: float(one["score"])):  # the most confident on top
         colour = COLOURS[classes.index(box["class"]) % len(COLOURS)]
         left, top, right, bottom = box["box"]
         pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=2)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rankgrad.lab.training.checkpoint import write_bytes, write_text
 from rankgrad.lab.training.errors import UserError
 
-#: With more items the index is a graph (HNSW): approximate, but a search does not look at every item.
+#: With more items the index is a graph (HNSW): approximate, but a search does not visit every item.
 EXACT_UP_TO = 200_000
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: What Pillow may take a file for. (It knows formats that start other programs.)
+#: Formats that Pillow may read. (It supports formats that start other programs.)
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 
 #: The largest ratio of an image's sides. Brought to a short side of 256 a strip of 1 x 4,000 has 1,024,000 x 256.
@@ -29,7 +29,7 @@ _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
 
 class Budget:
-    """Bytes that all threads together may hold; who needs more than there is waits, or is alone.
+    """Bytes that all threads together may hold; a thread that needs more than is left waits, or runs alone.
 
     Args:
         total: How many.

@@ -48,7 +48,7 @@ def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
 
 
 class Carried:
-    """In front of a norm's class: its work is done elsewhere."""
+    """Mixed into a norm's class: the convolution before it does its work."""
 
     carrier: tuple[_CarryingConv] | tuple[()] = ()  # whose constants are made of this norm
 
@@ -81,7 +81,7 @@ def carry_frozen_norms(
 ) -> int:
     """Let convolutions carry the frozen norms that directly follow them, in place; returns how many.
 
-    Only where each of the two is called once and nobody else sees the convolution's output. A network that
+    Only where each of the two is called once and nothing else uses the convolution's output. A network that
     torch.fx cannot trace stays as it is.
 
     Args:

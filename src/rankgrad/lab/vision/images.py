@@ -37,7 +37,7 @@ _AT_A_TIME = 256
 #: Pixels of a group of images side by side; 23 bytes each while a batch is made.
 _SIDE_BY_SIDE = 2**26
 
-#: Threads are no use beyond this, and a system has only so many.
+#: More threads do not help, and a system has only so many.
 _MOST_WORKERS = 64
 
 
@@ -45,7 +45,7 @@ _MOST_WORKERS = 64
 class Ragged:
     """Images of any size: ``pixels [P, 3]`` uint8, and ``begin``, ``height``, ``width`` of each (``[N]``).
 
-    The pixels may be on any device; the rest stays on the CPU, so that nobody waits for a GPU to know a size.
+    The pixels may be on any device; the rest stays on the CPU, so that reading a size never waits for a GPU.
     """
 
     pixels: Tensor

@@ -1,4 +1,4 @@
-"""SoDeep: a network trained to sort stands in for the ranking.
+"""SoDeep: a network trained to sort replaces the ranking.
 
 M. Engilberge, L. Chevallier, P. Perez, M. Cord: SoDeep: a sorting deep net to learn ranking loss surrogates,
 CVPR 2019. A network learns, on synthetic lists, to give the ranks of a list of scores; frozen, it replaces the

@@ -52,7 +52,7 @@ class Embedder(nn.Module):
 
 
 def tiny() -> nn.Module:
-    """A small convolutional network for small images and for trying things out on a CPU."""
+    """A small convolutional network for small images and for quick experiments on a CPU."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.BatchNorm2d(32),

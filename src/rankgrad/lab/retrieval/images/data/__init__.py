@@ -1,4 +1,4 @@
-"""Data sets in their official layouts: which images there are, their classes, and who searches whom."""
+"""Data sets in their official layouts: images, their classes, and which are queries and which the gallery."""
 
 from __future__ import annotations
 
