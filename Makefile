@@ -6,6 +6,8 @@
 PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/.ready
+# Two processes, as many as CI has cores, each with one thread: processes that share cores wait for each other's threads.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: run test test-all docs figures setup clean
 
@@ -16,8 +18,8 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/test_kernels_interpreted.py
+	$(PYTEST)
+	TRITON_INTERPRET=1 $(PYTEST) tests/test_kernels_interpreted.py
 
 test-all: test
 	$(BIN)/python -m pytest -m "slow and not gpu"
