@@ -16,7 +16,14 @@ _SHORTEST = 1e-12  # shorter rows are divided by this, as torch.nn.functional.no
 
 
 class Pairs(NamedTuple):
-    """Score lists of a batch of queries: each ``[queries, candidates]``; ``mask`` None = all exist."""
+    """Score lists of a batch of queries: each ``[queries, candidates]``; ``mask`` None = all exist.
+
+    Example:
+        >>> embeddings, labels = torch.randn(4, 16), torch.tensor([0, 0, 1, 1])
+        >>> scores, relevance, mask = rankgrad.retrieval_pairs(embeddings, labels)
+        >>> rankgrad.metrics.recall_at_k(scores, relevance, k=3, mask=mask)
+        tensor(1.)
+    """
 
     scores: Tensor
     relevance: Tensor
@@ -146,6 +153,12 @@ def retrieval_pairs(
         ``scores`` in float32 (float64 for float64 embeddings), ``relevance`` and ``mask``, all ``[B, R]``.
         Without references each item is excluded from its own list; with them nothing is, unless
         ``query_index`` says so.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+        >>> pairs = rankgrad.retrieval_pairs(embeddings, torch.tensor([0, 0, 1]))
+        >>> pairs.scores[0], pairs.relevance[0], pairs.mask[0]
+        (tensor([1.0000, 0.6000, 0.0000]), tensor([ True,  True, False]), tensor([False,  True,  True]))
     """
     check_batch(embeddings, labels, ref_embeddings, ref_labels, query_index)
     return lookup(unit_length(embeddings), labels, ref_embeddings, ref_labels, query_index).pairs()

@@ -54,7 +54,7 @@ def rank(
     accumulation and GradScaler.
 
     Args:
-        scores: Floating point, any shape. Higher is better.
+        scores: ``[...]``, floating point of any shape, ranked along ``dim``. Higher is better.
         lam: Interpolation strength in the paper's units (ranks divided by n), finite and > 0. A larger
             value compares items further apart.
         ties: As in :func:`scipy.stats.rankdata`: ``"ordinal"`` (the earlier index first, a proper
@@ -126,7 +126,7 @@ def blackbox(solver: Callable[[Tensor], Tensor], *, lam: float) -> Callable[[Ten
     gradient arriving at the solution, :math:`\nabla = (s(y + \lambda g) - s(y)) / \lambda`.
 
     Args:
-        solver: Takes a tensor of costs, returns the solution as a tensor of the same shape. It is called
+        solver: Takes a tensor of costs ``[...]``, returns the solution as a tensor of the same shape. It is called
             once forward and once backward, never differentiated.
         lam: Interpolation strength, raw: :func:`rank` with ``lam`` is a ranker with ``lam * n`` here.
 

@@ -22,6 +22,8 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from rankgrad import _check, distributed
 
+__all__ = ["ClassSampler", "SuperLabelSampler"]
+
 
 def random_order(count: int, generator: torch.Generator) -> Tensor:
     """``[count]`` row numbers, shuffled; with the generator on the CPU, whatever the default device is."""
@@ -237,6 +239,13 @@ class SuperLabelSampler(Batches):
         batches_per_pair: 10 for Stanford Online Products, 4 for In-shop in the paper.
         seed: Which epochs are drawn.
         sampler, shard: Which part of a batch this process gets; as in :class:`Batches`, nearly never needed.
+
+    Example:
+        >>> from rankgrad.samplers import SuperLabelSampler
+        >>> labels = torch.arange(8).repeat_interleave(5)
+        >>> sampler = SuperLabelSampler(labels, labels // 4, size=8, per_class=2, batches_per_pair=3)
+        >>> len(sampler), sampler.at(0).shape
+        (3, torch.Size([8]))
     """
 
     def __init__(

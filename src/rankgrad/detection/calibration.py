@@ -80,6 +80,16 @@ def calibrate(model: Model) -> Model:
         model: After training with :func:`use_ranking_loss`, the memory still there. It must be scored by what the
             loss ranks, odds or logits (softmax scores have a scale: that of cross entropy), and the box predictor
             must be linear as torchvision's.
+
+    Example:
+        >>> from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
+        >>> from rankgrad.detection import calibrate, ranking_loss, use_ranking_loss
+        >>> model = fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=3)
+        >>> model = use_ranking_loss(model, ranked="odds", cross_entropy=0, memory=1)
+        >>> labels = torch.arange(60) % 3  # as training with images leaves them in the memory:
+        >>> logits = torch.nn.functional.one_hot(labels, 3) + torch.randn(60, 3)
+        >>> _ = ranking_loss(model)(logits.requires_grad_(), labels)
+        >>> model = calibrate(model)
     """
     loss = ranking_loss(model)
     layer = getattr(model.roi_heads.box_predictor, "cls_score", None)  # type: ignore[union-attr]

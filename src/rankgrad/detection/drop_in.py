@@ -38,6 +38,16 @@ def use_ranking_loss(
 
     Returns:
         The model itself.
+
+    Example:
+        >>> from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
+        >>> from rankgrad.detection import use_ranking_loss
+        >>> model = fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=3)
+        >>> model = use_ranking_loss(model, memory=3).train()
+        >>> image, box = torch.rand(3, 64, 64), torch.tensor([[8.0, 8.0, 48.0, 48.0]])
+        >>> losses = model([image], [{"boxes": box, "labels": torch.tensor([1])}])
+        >>> losses["loss_classifier"].isfinite()
+        tensor(True)
     """
     try:
         from torchvision.models.detection.roi_heads import RoIHeads
@@ -68,7 +78,15 @@ def use_ranking_loss(
 
 
 def ranking_loss(model: nn.Module) -> nn.Module:
-    """The loss that :func:`use_ranking_loss` gave to a model, with its memory."""
+    """The loss that :func:`use_ranking_loss` gave to a model, with its memory.
+
+    Example:
+        >>> from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
+        >>> from rankgrad.detection import ranking_loss, use_ranking_loss
+        >>> model = fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=3)
+        >>> ranking_loss(use_ranking_loss(model, memory=3)).ranking.memory.size
+        3
+    """
     found = getattr(getattr(model, "roi_heads", None), "region_loss", None)
     if not isinstance(found, nn.Module):
         raise _check.fail("model", "a model with a ranking loss (see use_ranking_loss)", model)
@@ -76,7 +94,15 @@ def ranking_loss(model: nn.Module) -> nn.Module:
 
 
 def plain(model: Model) -> Model:
-    """Undo :func:`use_ranking_loss`, in place: the model is torchvision's own again."""
+    """Undo :func:`use_ranking_loss`, in place: the model is torchvision's own again.
+
+    Example:
+        >>> from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
+        >>> from rankgrad.detection import plain, use_ranking_loss
+        >>> model = fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=3)
+        >>> type(plain(use_ranking_loss(model)).roi_heads).__name__
+        'RoIHeads'
+    """
     from rankgrad.detection import roi_heads
 
     heads = getattr(model, "roi_heads", None)

@@ -37,6 +37,11 @@ def class_log_odds(class_logits: Tensor, scores: str) -> Tensor:
 
     Returns:
         ``[regions, classes]``.
+
+    Example:
+        >>> from rankgrad.detection import class_log_odds
+        >>> class_log_odds(torch.tensor([[1.0, 3.0, 0.0]]), scores="odds")
+        tensor([[ 2., -1.]])
     """
     _check.one_of("scores", scores, SCORES)
     if scores == "logits":
@@ -64,7 +69,17 @@ def _sum_of_others(logits: Tensor) -> Tensor:
 
 
 def class_scores(class_logits: Tensor, scores: str) -> Tensor:
-    """Scores in [0, 1] of each class, ``[regions, classes]``: the sigmoid of :func:`class_log_odds`."""
+    """Scores in [0, 1] of each class, ``[regions, classes]``: the sigmoid of :func:`class_log_odds`.
+
+    Args:
+        class_logits: ``[regions, 1 + classes]``, background first.
+        scores: As in :func:`class_log_odds`.
+
+    Example:
+        >>> from rankgrad.detection import class_scores
+        >>> class_scores(torch.zeros(1, 3), scores="odds")
+        tensor([[0.5000, 0.5000]])
+    """
     if scores == "softmax":  # the same number, computed directly
         return class_logits.softmax(1)[:, 1:]
     return class_log_odds(class_logits, scores).sigmoid()

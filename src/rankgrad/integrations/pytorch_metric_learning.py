@@ -25,7 +25,8 @@ except ImportError as error:
 class RankingLoss(losses.BaseMetricLossFunction):
     """A list loss of this library as a loss of pytorch-metric-learning.
 
-    Every embedding is a query; the references, or the other embeddings of the batch, are its candidates. Without a
+    Every embedding of ``[B, dim]`` is a query; the references, or the other embeddings of the batch, are its
+    candidates. Without a
     miner and with the default reducer and distance, value and gradient are those of
     :class:`rankgrad.AveragePrecisionLoss` or :class:`rankgrad.RecallLoss` with the same settings.
 
@@ -96,6 +97,11 @@ class CrossBatchMemory(losses.CrossBatchMemory):
 
     One list of old and new candidates. The memory of :class:`rankgrad.RecallLoss` keeps the old ones in lists of
     their own, so that embeddings cannot drift away from them.
+
+    Example:
+        >>> from rankgrad.integrations.pytorch_metric_learning import CrossBatchMemory, RankingLoss
+        >>> loss = CrossBatchMemory(RankingLoss(), embedding_size=16, memory_size=1024)
+        >>> loss(torch.randn(4, 16, requires_grad=True), torch.tensor([0, 0, 1, 1])).backward()
     """
 
     @staticmethod

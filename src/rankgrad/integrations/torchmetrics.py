@@ -68,6 +68,13 @@ class QueryMetric(_Collected):
         empty_target_action: What a query without anything relevant counts: ``"skip"``: it does not (as everywhere
             in this library), ``"neg"``: 0 (torchmetrics' default), ``"pos"``: 1, ``"error"``: a ValueError.
         kwargs: As for every ``torchmetrics.Metric``.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import AveragePrecision
+        >>> metric = AveragePrecision(empty_target_action="neg")
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([0, 0, 0]), torch.tensor([7, 7, 7]))
+        >>> metric.compute()
+        tensor(0., dtype=torch.float64)
     """
 
     def __init__(self, *, empty_target_action: str = "skip", **kwargs: Any) -> None:
@@ -87,7 +94,7 @@ class QueryMetric(_Collected):
         """Take in scores.
 
         Args:
-            preds: Scores, higher is better, any shape.
+            preds: Scores ``[...]`` of any shape, higher is better.
             target: The same shape: relevance or grades (for :class:`Spearman` the values to be ordered by).
             indexes: The same shape: which query each score belongs to, integers of any size and order.
         """
@@ -152,7 +159,15 @@ class AveragePrecision(QueryMetric):
 
 
 class MAPAtR(QueryMetric):
-    """:func:`rankgrad.metrics.map_at_r` over queries."""
+    """:func:`rankgrad.metrics.map_at_r` over queries.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import MAPAtR
+        >>> metric = MAPAtR()
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([0, 1, 1]), torch.tensor([7, 7, 7]))
+        >>> metric.compute()
+        tensor(0.2500, dtype=torch.float64)
+    """
 
     def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         """As :func:`rankgrad.metrics.map_at_r`."""
@@ -160,7 +175,15 @@ class MAPAtR(QueryMetric):
 
 
 class ReciprocalRank(QueryMetric):
-    """:func:`rankgrad.metrics.reciprocal_rank` over queries: MRR."""
+    """:func:`rankgrad.metrics.reciprocal_rank` over queries: MRR.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import ReciprocalRank
+        >>> metric = ReciprocalRank()
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([0, 1, 1]), torch.tensor([7, 7, 7]))
+        >>> metric.compute()
+        tensor(0.5000, dtype=torch.float64)
+    """
 
     def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         """As :func:`rankgrad.metrics.reciprocal_rank`."""
@@ -184,19 +207,42 @@ class RecallAtK(_AtK):
     Args:
         k: How many of the best count.
         kwargs: As in :class:`QueryMetric`.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import RecallAtK
+        >>> metric = RecallAtK(1)
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([0, 1, 1]), torch.tensor([7, 7, 7]))
+        >>> metric.compute()
+        tensor(0., dtype=torch.float64)
     """
 
     metric = staticmethod(metrics.recall_at_k)
 
 
 class RefinedRecallAtK(_AtK):
-    """:func:`rankgrad.metrics.refined_recall_at_k` over queries; arguments as in :class:`RecallAtK`."""
+    """:func:`rankgrad.metrics.refined_recall_at_k` over queries; arguments as in :class:`RecallAtK`.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import RefinedRecallAtK
+        >>> metric = RefinedRecallAtK(2)
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([0, 1, 1]), torch.tensor([7, 7, 7]))
+        >>> metric.compute()
+        tensor(1., dtype=torch.float64)
+    """
 
     metric = staticmethod(metrics.refined_recall_at_k)
 
 
 class PrecisionAtK(_AtK):
-    """:func:`rankgrad.metrics.precision_at_k` over queries; arguments as in :class:`RecallAtK`."""
+    """:func:`rankgrad.metrics.precision_at_k` over queries; arguments as in :class:`RecallAtK`.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import PrecisionAtK
+        >>> metric = PrecisionAtK(2)
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([0, 1, 1]), torch.tensor([7, 7, 7]))
+        >>> metric.compute()
+        tensor(0.5000, dtype=torch.float64)
+    """
 
     metric = staticmethod(metrics.precision_at_k)
 
@@ -208,6 +254,13 @@ class NDCG(QueryMetric):
         k: Count only the best ``k`` places; None: all.
         gain: ``"linear"`` or ``"exponential"``.
         kwargs: As in :class:`QueryMetric`.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import NDCG
+        >>> metric = NDCG()
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([1, 2, 0]), torch.tensor([7, 7, 7]))
+        >>> metric.compute()
+        tensor(0.8597, dtype=torch.float64)
     """
 
     def __init__(self, k: int | None = None, *, gain: str = "linear", **kwargs: Any) -> None:
@@ -221,7 +274,15 @@ class NDCG(QueryMetric):
 
 
 class Spearman(QueryMetric):
-    """:func:`rankgrad.metrics.spearman` over queries; those of two scores or more count."""
+    """:func:`rankgrad.metrics.spearman` over queries; those of two scores or more count.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import Spearman
+        >>> metric = Spearman()
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([3.0, 2.0, 1.0]), torch.tensor([7, 7, 7]))
+        >>> metric.compute()
+        tensor(1., dtype=torch.float64)
+    """
 
     def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         """As :func:`rankgrad.metrics.spearman`."""
@@ -238,6 +299,13 @@ class MeanAveragePrecision(_Collected):
     Args:
         classes: How many classes there are.
         kwargs: As for every ``torchmetrics.Metric``.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import MeanAveragePrecision
+        >>> metric = MeanAveragePrecision(2)
+        >>> metric.update(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([[1, 0], [0, 1]]))
+        >>> metric.compute()
+        tensor(1.)
     """
 
     def __init__(self, classes: int, **kwargs: Any) -> None:

@@ -101,6 +101,12 @@ def mean_average_precision_loss(
 
     Returns:
         A scalar, or ``[classes]`` for ``"none"``.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.3]], requires_grad=True)
+        >>> relevance = torch.tensor([[True, False], [False, False], [False, True]])
+        >>> rankgrad.mean_average_precision_loss(scores, relevance, lam=1.0)  # 1 - (1/1 + 1/2) / 2
+        tensor(0.2500, grad_fn=...)
     """
     scores, relevance, mask = check_classes(scores, relevance, mask)
     return average_precision_loss(
@@ -132,7 +138,23 @@ def pooled_average_precision_loss(
 ) -> Tensor:
     """One minus the AP of a single list of all (item, class) pairs; the paper's AP_C.
 
-    Takes what :func:`mean_average_precision_loss` takes. Scores of different classes compete here.
+    Scores of different classes compete here: use it beside :func:`mean_average_precision_loss` where one score
+    threshold is to serve all classes, as in detectors.
+
+    Args:
+        scores: ``[items, classes]``.
+        relevance: The same shape; bool, or 0 and 1.
+        lam, window, margin, log, mask, check_finite, max_relevant: As in :func:`mean_average_precision_loss`.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``: all the same for the one list.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.3]], requires_grad=True)
+        >>> relevance = torch.tensor([[True, False], [False, False], [False, True]])
+        >>> rankgrad.pooled_average_precision_loss(scores, relevance, lam=1.0)  # 1 - (1/1 + 2/4) / 2
+        tensor(0.2500, grad_fn=...)
     """
     scores, relevance, mask = check_classes(scores, relevance, mask)
     return average_precision_loss(
@@ -173,6 +195,12 @@ class AveragePrecisionLoss(EmbeddingLoss):
         max_relevant: As in :func:`recall_loss`: the most partners an item can have in the batch, or in the memory.
         distributed: With several processes, take the batches of all of them as one; see :class:`RecallLoss`.
         process_group: As in :class:`RecallLoss`.
+
+    Example:
+        >>> loss = rankgrad.AveragePrecisionLoss()
+        >>> embeddings = torch.randn(8, 16, requires_grad=True)
+        >>> labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+        >>> loss(embeddings, labels).backward()
     """
 
     def __init__(

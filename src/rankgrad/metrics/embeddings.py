@@ -20,7 +20,13 @@ from rankgrad.pairs import Lookup, check_batch, unit_length
 
 @dataclass(frozen=True)
 class RetrievalMetrics:
-    """Per query, ``[Q]`` each: rank of the best relevant item (0: nothing relevant), AP and mAP@R."""
+    """Per query, ``[Q]`` each: rank of the best relevant item (0: nothing relevant), AP and mAP@R.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.2, 0.8], [0.0, 1.0]])
+        >>> rankgrad.metrics.retrieval_metrics(embeddings, torch.tensor([0, 0, 1, 1])).summary([1])
+        {'R@1': 100.0, 'mAP@R': 100.0, 'AP': 100.0}
+    """
 
     first: Tensor
     average_precision: Tensor

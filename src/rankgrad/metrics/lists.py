@@ -75,7 +75,18 @@ def average_precision(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """Average precision: the mean, over relevant items, of the precision at their rank.
+    r"""Average precision: the mean, over relevant items, of the precision at their rank.
+
+    With :math:`r_i` the rank of the relevant item i and :math:`r^+_i` its rank among the p relevant items, the value
+    of one list is :math:`\frac1p \sum_i r^+_i / r_i`.
+
+    Args:
+        scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
+        relevance: The same shape; bool, or 0 and 1.
+        mask: bool, broadcast to ``scores``; False = the item does not exist.
+        reduction: ``"mean"`` over the lists with a relevant item, or ``"none"``: ``[...]``, 0 for the others.
+        groups: int64 ids ``[N]`` in any order: each id is a list.
+        num_groups: How many ids there are.
 
     Example:
         >>> scores, relevance = torch.tensor([0.9, 0.8, 0.3]), torch.tensor([True, False, True])
@@ -91,7 +102,17 @@ def mean_average_precision(
 ) -> Tensor:
     """mAP of ``[items, classes]`` scores: average precision of each column, mean over classes with a positive.
 
-    ``reduction="none"`` gives the average precision of each class.
+    Args:
+        scores: ``[items, classes]``; higher is better.
+        relevance: The same shape; bool, or 0 and 1.
+        mask: bool, broadcast to ``scores``; False = this pair does not exist.
+        reduction: ``"mean"``, or ``"none"``: the average precision of each class, ``[classes]``.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.3]])
+        >>> relevance = torch.tensor([[True, False], [False, False], [False, True]])
+        >>> rankgrad.metrics.mean_average_precision(scores, relevance, reduction="none")
+        tensor([1.0000, 0.5000])
     """
     scores = _check.floating("scores", scores, ndim=2)
     relevance = _check.relevance(relevance, scores)
@@ -109,7 +130,19 @@ def recall_at_k(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """R@K as image retrieval uses it: 1 if any relevant item is among the best ``k``, else 0."""
+    """R@K as image retrieval uses it: 1 if any relevant item is among the best ``k``, else 0.
+
+    Args:
+        scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
+        relevance: The same shape; bool, or 0 and 1.
+        k: How many of the best items count.
+        mask, reduction, groups, num_groups: As in :func:`average_precision`.
+
+    Example:
+        >>> scores, relevance = torch.tensor([0.9, 0.8, 0.3]), torch.tensor([False, True, True])
+        >>> rankgrad.metrics.recall_at_k(scores, relevance, k=1)
+        tensor(0.)
+    """
     at, k = _RankedLists(scores, relevance, mask, reduction, groups, num_groups), _check.count("k", k, at_least=1)
     return at.reduced(at.total((at.own == 1) & (at.rank <= k)))
 
@@ -124,7 +157,19 @@ def refined_recall_at_k(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """The paper's refined recall: the share of relevant items with fewer than ``k`` irrelevant ones above."""
+    """The paper's refined recall: the share of relevant items with fewer than ``k`` irrelevant ones above.
+
+    Args:
+        scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
+        relevance: The same shape; bool, or 0 and 1.
+        k: An item with this many irrelevant ones above it no longer counts.
+        mask, reduction, groups, num_groups: As in :func:`average_precision`.
+
+    Example:
+        >>> scores, relevance = torch.tensor([0.9, 0.8, 0.3]), torch.tensor([False, True, True])
+        >>> rankgrad.metrics.refined_recall_at_k(scores, relevance, k=2)
+        tensor(1.)
+    """
     at, k = _RankedLists(scores, relevance, mask, reduction, groups, num_groups), _check.count("k", k, at_least=1)
     return at.mean_of(at.above < k)
 
@@ -139,7 +184,19 @@ def precision_at_k(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """The share of relevant items among the best ``k`` (of ``k``, also where a list is shorter)."""
+    """The share of relevant items among the best ``k`` (of ``k``, also where a list is shorter).
+
+    Args:
+        scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
+        relevance: The same shape; bool, or 0 and 1.
+        k: How many of the best items count.
+        mask, reduction, groups, num_groups: As in :func:`average_precision`.
+
+    Example:
+        >>> scores, relevance = torch.tensor([0.9, 0.8, 0.3]), torch.tensor([False, True, True])
+        >>> rankgrad.metrics.precision_at_k(scores, relevance, k=2)
+        tensor(0.5000)
+    """
     at, k = _RankedLists(scores, relevance, mask, reduction, groups, num_groups), _check.count("k", k, at_least=1)
     return at.reduced(at.total(at.rank <= k) / k)
 
@@ -153,7 +210,18 @@ def map_at_r(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """mAP@R: average precision cut at rank R, R = the list's number of relevant items (Musgrave et al. 2020)."""
+    """mAP@R: average precision cut at rank R, R = the list's number of relevant items (Musgrave et al. 2020).
+
+    Args:
+        scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
+        relevance: The same shape; bool, or 0 and 1.
+        mask, reduction, groups, num_groups: As in :func:`average_precision`.
+
+    Example:
+        >>> scores, relevance = torch.tensor([0.9, 0.8, 0.3]), torch.tensor([False, True, True])
+        >>> rankgrad.metrics.map_at_r(scores, relevance)  # R = 2: 1/2 at rank 2; rank 3 is beyond R
+        tensor(0.2500)
+    """
     at = _RankedLists(scores, relevance, mask, reduction, groups, num_groups)
     return at.mean_of((at.own / at.rank).where(at.rank <= at.per_item(at.count), 0))
 
@@ -167,7 +235,18 @@ def reciprocal_rank(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """One over the rank of the best relevant item; the mean is MRR."""
+    """One over the rank of the best relevant item; the mean is MRR.
+
+    Args:
+        scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
+        relevance: The same shape; bool, or 0 and 1.
+        mask, reduction, groups, num_groups: As in :func:`average_precision`.
+
+    Example:
+        >>> scores, relevance = torch.tensor([0.9, 0.8, 0.3]), torch.tensor([False, True, True])
+        >>> rankgrad.metrics.reciprocal_rank(scores, relevance)
+        tensor(0.5000)
+    """
     at = _RankedLists(scores, relevance, mask, reduction, groups, num_groups)
     return at.reduced(at.total((1 / at.rank).where(at.own == 1, 0)))
 
@@ -204,11 +283,21 @@ def ndcg(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """Normalised discounted cumulative gain of graded relevance.
+    r"""Normalised discounted cumulative gain of graded relevance.
+
+    :math:`\sum_i \mathrm{gain}_i / \log_2(1 + r_i)` over a list, divided by its value in the best order.
 
     Args:
+        scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
+        relevance: The same shape, grades >= 0.
         k: Count only the best ``k`` places (in the ideal order too); None counts all.
         gain: ``"linear"``: the grade itself; ``"exponential"``: 2^grade - 1.
+        mask, groups, num_groups: As in :func:`average_precision`.
+        reduction: ``"mean"`` over the lists with a grade > 0, or ``"none"``.
+
+    Example:
+        >>> rankgrad.metrics.ndcg(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([1, 2, 0]))
+        tensor(0.8597)
     """
     scores = _check.floating("scores", scores).detach()
     relevance = _check.relevance(relevance, scores, graded=True)
@@ -238,7 +327,16 @@ def spearman(
     """Spearman's rank correlation of scores and target values, ties by average ranks.
 
     Lists of fewer than two items, or in which all scores or all targets are equal, have the value 0.
-    ``reduction="mean"`` averages over the lists of two items or more.
+
+    Args:
+        scores: ``[..., n]``, or ``[N]`` with ``groups``.
+        target: The same shape: the values whose order the scores should have.
+        mask, groups, num_groups: As in :func:`average_precision`.
+        reduction: ``"mean"`` over the lists of two items or more, or ``"none"``.
+
+    Example:
+        >>> rankgrad.metrics.spearman(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([3.0, 1.0, 0.5]))
+        tensor(-1.)
     """
     scores = _check.floating("scores", scores).detach()
     target = _check.like_scores("target", target, scores)

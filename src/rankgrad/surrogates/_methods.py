@@ -26,7 +26,7 @@ class Method:
     """One way to differentiate a ranking.
 
     Attributes:
-        loss: ``loss(scores, relevance, *, mask=None, reduction="mean", **arguments)``.
+        loss: ``loss(scores, relevance, *, mask=None, reduction="mean", **arguments)`` of ``[..., n]`` lists.
         complexity: What its paper (or the paper's table) claims for forward and backward; n irrelevant items and p
             relevant ones, L bins, h hidden units.
         citation: Authors, title, venue.
@@ -34,6 +34,12 @@ class Method:
         rank: ``rank(scores, *, mask=None, **arguments)``, soft ranks, where the method has them.
         arguments: The further keyword arguments that loss and rank cannot do without, for given scores: right for
             timing, while a sorter in them is untrained.
+
+    Example:
+        >>> from rankgrad.surrogates import METHODS
+        >>> scores, relevance = torch.tensor([0.9, 0.8, 0.3]), torch.tensor([False, True, False])
+        >>> METHODS["smoothap"].loss(scores, relevance)
+        tensor(0.5000)
     """
 
     loss: Callable[..., Tensor]

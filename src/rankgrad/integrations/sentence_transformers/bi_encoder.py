@@ -44,6 +44,17 @@ class RankingLoss(nn.Module):
             ``loss(scores, relevance, mask=mask)``, such as ``functools.partial(rankgrad.ndcg_loss, window=0.1)``.
             None: see the table.
         in_batch: Whether the graded documents of the other queries are candidates too, with grade 0.
+
+    Example:
+        >>> from sentence_transformers import SentenceTransformer
+        >>> from sentence_transformers.models import StaticEmbedding
+        >>> from tokenizers import Tokenizer
+        >>> from tokenizers.models import WordLevel
+        >>> from rankgrad.integrations.sentence_transformers import RankingLoss
+        >>> words = Tokenizer(WordLevel({"cat": 0, "kitten": 1, "car": 2, "truck": 3}, unk_token="cat"))
+        >>> model = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=8)], device="cpu")
+        >>> texts = model.preprocess(["cat", "kitten", "car", "truck"])
+        >>> RankingLoss(model)([texts], torch.tensor([0, 0, 1, 1])).backward()
     """
 
     def __init__(
@@ -58,7 +69,12 @@ class RankingLoss(nn.Module):
         self.by_size = nn.ModuleDict()  # of a loss with memory: its copies for other embedding sizes
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """The loss of a batch, as the trainer hands it over: one dictionary of token ids a column."""
+        """The loss of a batch, as the trainer passes it.
+
+        Args:
+            sentence_features: For each column of texts the model's inputs: token ids ``[B, tokens]`` and so on.
+            labels: ``[B]`` classes or numbers, ``[B, n]`` grades, or None; see the table above.
+        """
         return self._loss([self.model(features)["sentence_embedding"] for features in sentence_features], labels)
 
     def _loss(self, columns: list[Tensor], labels: Tensor | None) -> Tensor:
@@ -162,6 +178,11 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         model, loss, in_batch: As in :class:`RankingLoss`.
         mini_batch_size: How many texts are embedded at a time.
         show_progress_bar: Whether to show one for every batch.
+
+    Example:
+        >>> model = SentenceTransformer("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> loss = CachedRankingLoss(model, mini_batch_size=64)  # doctest: +SKIP
+        >>> trainer = SentenceTransformerTrainer(model, loss=loss, ...)  # doctest: +SKIP
     """
 
     def __init__(
@@ -181,7 +202,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         self._own: list[tuple[nn.Parameter, Tensor]] = []  # parameters of the loss and their gradients
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """As :meth:`RankingLoss.forward`."""
+        """As :meth:`RankingLoss.forward`: token ids ``[B, tokens]`` of each column of texts, and labels."""
         self._own = []
         loss: Tensor = CachedLossMixin.forward_cached(self, list(sentence_features), labels)
         own, self._own = self._own, []

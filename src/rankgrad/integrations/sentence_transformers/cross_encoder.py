@@ -25,6 +25,11 @@ class CrossEncoderRankingLoss(nn.Module):
             ``functools.partial(rankgrad.average_precision_loss, window=1.0)``, ... None: NDCG.
         activation_fn: Applied to the logits first; None: nothing.
         mini_batch_size: How many pairs go through the model at a time; None: as many as there are queries; 0: all.
+
+    Example:
+        >>> model = CrossEncoder("cross-encoder/ms-marco-MiniLM-L6-v2", num_labels=1)  # doctest: +SKIP
+        >>> loss = CrossEncoderRankingLoss(model)  # doctest: +SKIP
+        >>> loss([["a query"], [["one document", "another"]]], [torch.tensor([1, 0])])  # doctest: +SKIP
     """
 
     def __init__(
@@ -57,7 +62,7 @@ class CrossEncoderRankingLoss(nn.Module):
 
         Args:
             inputs: The queries, and for each a list of documents.
-            labels: For each query the grades of its documents, >= 0.
+            labels: For each query the grades of its documents, ``[documents]`` >= 0.
             prompt, task: Passed on to the model's ``preprocess``.
         """
         if len(inputs) != 2:

@@ -26,6 +26,11 @@ class ClassBatches:
     Args:
         per_class: K.
         column: The column of the labels, integers or strings; None: the one the trainer takes for the label.
+
+    Example:
+        >>> from rankgrad.integrations.sentence_transformers import ClassBatches
+        >>> ClassBatches(per_class=4)  # batch_sampler= of SentenceTransformerTrainingArguments
+        ClassBatches(per_class=4, column=None)
     """
 
     def __init__(self, per_class: int, column: str | None = None) -> None:
@@ -73,6 +78,10 @@ class LossCheckpoint(TrainerCallback):
         loss: The loss, or the dictionary of losses, that the trainer has.
         resume_from: The checkpoint that ``train(resume_from_checkpoint=...)`` is given, where it is not in the
             output folder of this run.
+
+    Example:
+        >>> from rankgrad.integrations.sentence_transformers import LossCheckpoint
+        >>> callback = LossCheckpoint(rankgrad.ProxyRankingLoss(num_classes=4, embedding_size=8))
     """
 
     def __init__(self, loss: nn.Module | Mapping[str, nn.Module], resume_from: str | Path | None = None) -> None:
