@@ -1,4 +1,4 @@
-"""Shared by all tests: a fixed seed, hypothesis profiles, and inputs that are rarely kind."""
+"""Shared by all tests: a fixed seed, hypothesis profiles, and a run for the pages that load one."""
 
 import sys
 
@@ -18,3 +18,17 @@ def _seeded():
     torch.set_num_threads(threads)  # commands that set it must not change what the next test computes
     if "accelerate" in sys.modules:  # where an Accelerator exists, samplers leave the dividing to it
         sys.modules["accelerate"].state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def digits_run(tmp_path, monkeypatch):
+    """The working folder has runs/digits, as ``rankgrad train digits`` leaves it, and two images."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    from rankgrad.lab.recipes import run
+
+    monkeypatch.chdir(tmp_path)
+    run.run("digits", ["epochs=1", "device=cpu"])
+    for name, pixels in zip("ab", load_digits().images, strict=False):
+        Image.fromarray((pixels * 15).astype("uint8")).save(f"{name}.png")

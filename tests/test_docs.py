@@ -23,7 +23,9 @@ BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if 
 
 
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "```python" in text])
-def test_python_blocks(name):
+def test_python_blocks(name, request):
+    if "runs/digits" in PAGES[name]:
+        request.getfixturevalue("digits_run")
     ran, compared = code_blocks.run_python(PAGES[name], name)
     assert ran > 0 and compared > 0
 

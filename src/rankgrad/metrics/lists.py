@@ -77,8 +77,8 @@ def average_precision(
 ) -> Tensor:
     r"""Average precision: the mean, over relevant items, of the precision at their rank.
 
-    With :math:`r_i` the rank of the relevant item i and :math:`r^+_i` its rank among the p relevant items, the value
-    of one list is :math:`\frac1p \sum_i r^+_i / r_i`.
+    With :math:`r_i` the rank of the relevant item i and :math:`r^+_i` its rank among the p relevant ones, a list
+    has the value :math:`\frac1p \sum_i r^+_i / r_i`.
 
     Args:
         scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
