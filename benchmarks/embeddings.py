@@ -5,11 +5,15 @@
         [--set key=value ...]
     python -m benchmarks.embeddings cub=DIR flowers=DIR omniglot=DIR --table      of what is finished
 
-First every loss trains at each of three learning rates, with the layers behind the backbone at once and ten
-times that rate, on half of the *training* classes, and is judged on the other half (one seed, last epoch). Its
-best setting there then trains on all training classes with three seeds and is judged on the test classes. The
-table has the last epoch, never the best of several. Runs that are finished are not run again; a run that
+Settings are chosen on *training* classes: every loss trains on a part of them and is judged on the others (one
+seed, ten epochs, last epoch), at three learning rates, then at the best of these with the layers behind the
+backbone at ten times its rate. The better setting then trains on all training classes, with three seeds and all
+epochs, and is judged on the test classes. The table has the last epoch, never the best of several; a run that
 collapses counts as 0. All else is the default recipe (`rankgrad show folder`).
+
+Runs that are finished are not run again: a call that `--minutes` ended goes on in the next one, from a copy of the
+folder of results on another machine too. First all losses are chosen for, then tested with the first seed, then
+with the others, so that an early end leaves a table with fewer seeds. Weights are not kept.
 
 CUB: DIR has CUB_200_2011. Flowers: DIR/.../<class number>/<image>; classes 1 to 51 train, 52 to 102 test.
 Omniglot: DIR has images_background_small{1,2}.zip; the first trains, and of the second the three alphabets test
@@ -20,9 +24,9 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import re
-import time
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +44,8 @@ ROWS = {
     "PairRanking": "loss=pair",
     "AP": "loss=ap",
     "recall, loglog": "loss=recall",
+    "AP, memory 3": "loss=ap loss.memory=3",
+    "recall, loglog, memory 3": "loss=recall loss.memory=3",
     "ProxyAnchor": "loss=pml:ProxyAnchorLoss loss.margin=0.1 loss.alpha=32 proxy_lr=0.02",
     "ProxyNCA": "loss=pml:ProxyNCALoss loss.softmax_scale=3 proxy_lr=0.02",
     "MultiSimilarity": "loss=pml:MultiSimilarityLoss loss.alpha=2 loss.beta=50 loss.base=0.5",
@@ -49,7 +55,7 @@ ROWS = {
     "SmoothAP": "loss=surrogate:smoothap",
 }
 RATES = (1e-5, 3e-5, 1e-4)
-EMBEDDING_RATES = (1, 10)
+HEADS = (1, 10)  #: rates of the layers behind the backbone, times its own
 SMALL = "backbone=tiny weights=none precision=fp32 embedding=128 view.resize=28 view.crop=28 view.scale=0.6"
 
 
@@ -59,13 +65,16 @@ class DataSet(NamedTuple):
     recipe: str
     settings: str
     epochs: int
+    choosing: int  #: epochs of the runs that settings are chosen from
+    held_out: float  #: share of the training classes that they are judged on
     faster: float
 
 
+#: A third of Flowers' training classes leaves the 32 of a full batch.
 SETS = {
-    "cub": DataSet("cub-proxy", "", 15, 1),
-    "flowers": DataSet("folder", "compile=true data.cache=device", 15, 1),
-    "omniglot": DataSet("folder", f"{SMALL} view.flip=false data.cache=device", 27, 30),
+    "cub": DataSet("cub-proxy", "", 15, 10, 0.5, 1),
+    "flowers": DataSet("folder", "compile=true data.cache=device", 15, 10, 0.35, 1),
+    "omniglot": DataSet("folder", f"{SMALL} view.flip=false data.cache=device", 27, 27, 0.5, 30),
 }
 UNSEEN = ("Japanese_(katakana)", "Sanskrit", "Tagalog")  # alphabets of the second set that the first has not
 
@@ -109,13 +118,10 @@ def _omniglot(source: Path, made: Path) -> None:
                 path.write_bytes(pack.read(name))
 
 
-def tries(name: str, row: str) -> dict[str, str]:
-    """All settings of a loss on a data set, by the name of the run."""
-    rates = {f"{rate:g} x{head}": (rate * SETS[name].faster, head) for rate in RATES for head in EMBEDDING_RATES}
-    return {
-        f"{name} held out, {row}, {label}": f"{ROWS[row]} lr={rate:g} embedding_lr={head}"
-        for label, (rate, head) in rates.items()
-    }
+def tried(name: str, row: str, rate: float, head: float) -> tuple[str, str]:
+    """Name and settings of a run on held-out classes."""
+    settings = f"{ROWS[row]} lr={rate * SETS[name].faster:g} embedding_lr={head:g}"
+    return f"{name} held out, {row}, {rate:g} x{head:g}", settings
 
 
 def score(out: Path, run: str) -> tuple[float, float] | None:
@@ -128,37 +134,47 @@ def score(out: Path, run: str) -> tuple[float, float] | None:
     return (0.0, 0.0) if output.is_file() and "the embeddings collapsed" in output.read_text() else None
 
 
+def tries(out: Path, name: str, row: str) -> dict[str, str]:
+    """What can be tried by now, settings by the name of the run: every rate, then the best with a faster head."""
+    at_once = {rate: tried(name, row, rate, HEADS[0]) for rate in RATES}
+    scores = {rate: score(out, run) for rate, (run, _) in at_once.items()}
+    found = list(at_once.values())
+    if all(one is not None for one in scores.values()):
+        fastest = max(scores, key=lambda rate: scores[rate] or (0.0, 0.0))
+        found += [tried(name, row, fastest, head) for head in HEADS[1:]]
+    return dict(found)
+
+
 def best(out: Path, name: str, row: str) -> str | None:
     """The settings with the highest R@1 on held-out classes; None as long as some are not finished."""
-    scores = {settings: score(out, run) for run, settings in tries(name, row).items()}
+    scores = {settings: score(out, run) for run, settings in tries(out, name, row).items()}
     if any(found is None for found in scores.values()):
         return None
     return max(scores, key=lambda settings: scores[settings] or (0.0, 0.0))
 
 
-def _every(args: argparse.Namespace, name: str) -> list[str]:
-    epochs = args.epochs or SETS[name].epochs
-    common = [f"epochs={epochs}", f"evaluate_every={epochs}", "save_minutes=60", "data.workers=4"]
+def _every(args: argparse.Namespace, name: str, epochs: int) -> list[str]:
+    epochs = args.epochs or epochs
+    common = [f"epochs={epochs}", f"evaluate_every={epochs}", "evaluate_first=false", "save_minutes=60"]
     weights = [] if "weights=" in SETS[name].settings else [f"weights={args.weights}"]
-    return [*SETS[name].settings.split(), *common, *weights, f"data.root={args.data[name]}", *args.settings]
+    root = f"data.root={args.data[name]}"
+    return [*SETS[name].settings.split(), *common, *weights, "data.workers=4", root, *args.settings]
 
 
-def jobs_of(args: argparse.Namespace) -> tuple[list[Job], list[Job]]:
-    """Unfinished runs on held-out classes, and on the test classes of losses whose setting is chosen."""
+def jobs_of(args: argparse.Namespace) -> list[Job]:
+    """Unfinished runs that can be done by now: on held-out classes, then on the test classes, seed by seed."""
     choosing, testing = [], []
-    one = copy.copy(args)
-    one.seeds, one.seed, one.rows = 1, 0, "."
-    all_rows = copy.copy(args)
-    all_rows.rows = "."
-    for name in args.data:
-        for row in args.losses:
-            runs = {run: text for run, text in tries(name, row).items() if score(args.out, run) is None}
-            every = [*_every(args, name), "data.hold_out=0.5"]
-            choosing += side_by_side.jobs_of(one, SETS[name].recipe, runs, every)
-            if (settings := best(args.out, name, row)) is not None:
-                chosen = {f"{name}, {row}": settings}
-                testing += side_by_side.jobs_of(all_rows, SETS[name].recipe, chosen, _every(args, name))
-    return choosing, testing
+    one, all_rows = copy.copy(args), copy.copy(args)
+    one.seeds, one.seed, one.rows, all_rows.rows = 1, 0, ".", "."
+    for name, row in itertools.product(args.data, args.losses):
+        data = SETS[name]
+        runs = {run: text for run, text in tries(args.out, name, row).items() if score(args.out, run) is None}
+        every = [*_every(args, name, data.choosing), f"data.hold_out={data.held_out:g}"]
+        choosing += side_by_side.jobs_of(one, data.recipe, runs, every)
+        if (settings := best(args.out, name, row)) is not None:
+            chosen = {f"{name}, {row}": settings}
+            testing += side_by_side.jobs_of(all_rows, data.recipe, chosen, _every(args, name, data.epochs))
+    return [*choosing, *sorted(testing, key=lambda job: job.seed)]
 
 
 def table(args: argparse.Namespace) -> str:
@@ -169,26 +185,31 @@ def table(args: argparse.Namespace) -> str:
         "",
         f"{about['hardware']}. {about['versions']}. {about['started']}.",
         "",
-        "`python -m benchmarks.embeddings`: learning rate (1e-5, 3e-5 or 1e-4; Omniglot 30 times that) and the "
-        "rate of the layers behind the backbone (x1, x10) of every loss are chosen on held-out training classes; "
-        "all have the same head.",
+        "`python -m benchmarks.embeddings`: the learning rate of every loss (1e-5, 3e-5 or 1e-4; Omniglot 30 "
+        "times that), then whether the layers behind the backbone learn at ten times that rate, are chosen on "
+        "held-out training classes; all have the same head.",
         "",
     ]
     for name in args.data:
-        lines += [f"## {name}", "", "| loss | seeds | R@1 | mAP@R | chosen |", "|" + "---|" * 5]
+        epochs, choosing = (args.epochs or one for one in (SETS[name].epochs, SETS[name].choosing))
+        lines += [f"## {name}, {epochs} epochs", "", "| loss | seeds | R@1 | mAP@R | chosen |", "|" + "---|" * 5]
         for row in args.losses:
             folders = side_by_side.results_of(args.out, f"{name}, {row}")
             results = [json.loads((folder / "result.json").read_text())["last"] for folder in folders]
             if results:
                 cells = [mean_of([result[metric] for result in results]) for metric in ("R@1", "mAP@R")]
                 lines.append(f"| {row} | {len(results)} | {' | '.join(cells)} | `{best(args.out, name, row)}` |")
-        heads = [f"{rate:g} x{head}" for rate in RATES for head in EMBEDDING_RATES]
-        lines += ["", "Held-out training classes, one seed, R@1 / mAP@R:", ""]
-        lines += [f"| loss | {' | '.join(heads)} |", "|" + "---|" * (1 + len(heads))]
+        lines += [
+            "",
+            f"Held-out training classes ({SETS[name].held_out:.0%}), {choosing} epochs, one seed, R@1 / mAP@R:",
+        ]
+        heads = [f"the best x{head}" for head in HEADS[1:]]
+        lines += ["", f"| loss | {' | '.join([f'{rate:g}' for rate in RATES] + heads)} |"]
+        lines += ["|" + "---|" * (1 + len(RATES) + len(heads))]
         for row in args.losses:
-            scores = [score(args.out, run) for run in tries(name, row)]
+            scores = [score(args.out, run) for run in tries(args.out, name, row)]
             if any(found is not None for found in scores):
-                cells = [_cell(found) for found in scores]
+                cells = [_cell(found) for found in [*scores, *[None] * len(heads)][: len(RATES) + len(heads)]]
                 lines.append(f"| {row} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
@@ -220,11 +241,14 @@ def main() -> None:
     """Choose, test, and write the table."""
     args = parsed()
     if not args.table:
-        end = time.monotonic() + 60 * args.minutes
-        for part in (0, 1):  # what is chosen first can then be tested
-            minutes = (end - time.monotonic()) / 60
-            if (jobs := jobs_of(args)[part]) and minutes > 0:
-                side_by_side.train(jobs, parallel=args.parallel, mps=args.mps, minutes=minutes)
+        side_by_side.train(
+            jobs_of(args),
+            parallel=args.parallel,
+            mps=args.mps,
+            minutes=args.minutes,
+            further=lambda: jobs_of(args),
+            keep=False,
+        )
     write_text(args.out / "table.md", table(args))
     print((args.out / "table.md").read_text())
 

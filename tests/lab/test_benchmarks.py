@@ -1,5 +1,7 @@
 """The table of losses: every row's settings are valid, and the runner writes what it measured."""
 
+import multiprocessing
+import os
 import sys
 import zipfile
 
@@ -74,12 +76,12 @@ def test_losses_on_frozen_features(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("row", list(embeddings.ROWS))
-def test_rows_of_the_table_of_embeddings(row):
+def test_rows_of_the_table_of_embeddings(row, tmp_path):
     for name, data in embeddings.SETS.items():
-        for settings in embeddings.tries(name, row).values():
+        for settings in embeddings.tries(tmp_path, name, row).values():
             _, config = recipes.load(data.recipe, [*data.settings.split(), *settings.split()])
             losses.build(config.loss, config.miner, classes=4, embedding=8)
-    tried = embeddings.tries("omniglot", row).values()
+    tried = embeddings.tries(tmp_path, "omniglot", row).values()
     rates = [recipes.load("folder", text.split())[1].optim.lr for text in tried]
     assert sorted(set(rates)) == pytest.approx([3e-4, 9e-4, 3e-3])
 
@@ -108,7 +110,7 @@ def test_the_data_of_the_table(tmp_path):
             "test": {"Sanskrit character01", "Tagalog character01"},
         },
     }
-    assert len(embeddings.jobs_of(args)[0]) == 2 * 6 * len(embeddings.ROWS)
+    assert len(embeddings.jobs_of(args)) == 2 * 3 * len(embeddings.ROWS)
     with pytest.raises(SystemExit):
         embeddings.parsed([f"birds={tmp_path}"])
 
@@ -128,11 +130,60 @@ def test_the_table_of_embeddings(tmp_path, monkeypatch, capsys):
     rows = [line.split(" | ")[0] for line in written.splitlines() if line.startswith("| ") and "±" in line]
     assert rows == ["| SmoothAP"]
     args = embeddings.parsed(words)
-    assert embeddings.jobs_of(args) == ([], [])
-    run = next(iter(embeddings.tries("cub", "SmoothAP")))
-    result = side_by_side.folder_of(args.out, run, 0) / "result.json"
+    assert embeddings.jobs_of(args) == []
+    left = {path.name for path in args.out.rglob("*") if path.suffix in (".pt", ".safetensors")}
+    assert left == set()  # of finished runs, hundreds of them
+    runs = list(embeddings.tries(args.out, "cub", "SmoothAP"))
+    assert [run.rsplit(" ", 1)[1] for run in runs] == ["x1", "x10"]
+    result = side_by_side.folder_of(args.out, runs[0], 0) / "result.json"
     result.unlink()
-    assert len(embeddings.jobs_of(args)[0]) == 1 and embeddings.best(args.out, "cub", "SmoothAP") is None
+    assert [job.row for job in embeddings.jobs_of(args)] == runs[:1]  # the faster head follows when it is known
+    assert embeddings.best(args.out, "cub", "SmoothAP") is None
     (result.parent / "output.txt").write_text("loss: the embeddings collapsed at step 3")
-    assert embeddings.score(args.out, run) == (0, 0) and "collapsed" in embeddings.table(args)
+    assert embeddings.score(args.out, runs[0]) == (0, 0) and "collapsed" in embeddings.table(args)
     assert embeddings.best(args.out, "cub", "SmoothAP").endswith("embedding_lr=10")
+
+
+def test_what_is_chosen_comes_before_what_is_tested(tmp_path, monkeypatch):
+    """Of the rates the best, of the heads the better one; then all losses with the first seed, then the others."""
+    words = [f"cub={tmp_path}", "--weights", "none", "--out", str(tmp_path / "out"), "--seeds", "2"]
+    args = embeddings.parsed([*words, "--rows", "^AP$|^FastAP"])
+    found = {}
+    monkeypatch.setattr(embeddings, "score", lambda out, run: found.get(run))
+    asked = [job.row for job in embeddings.jobs_of(args)]
+    assert len(asked) == 6 and all(run.endswith("x1") for run in asked)
+    found |= {run: (50 + 9 * ("3e-05" in run), 9.0) for run in asked}
+    heads = [f"cub held out, {row}, 3e-05 x10" for row in ("AP", "FastAP")]
+    assert [job.row for job in embeddings.jobs_of(args)] == heads
+    found |= {heads[0]: (58.0, 99.0), heads[1]: (60.0, 1.0)}  # R@1 decides
+    jobs = embeddings.jobs_of(args)
+    assert [(job.row, job.seed) for job in jobs] == [(f"cub, {r}", k) for k in (0, 1) for r in ("AP", "FastAP")]
+    assert "embedding_lr=1" in jobs[0].settings and "embedding_lr=10" in jobs[1].settings
+    assert all("lr=3e-05" in job.settings and "epochs=15" in job.settings for job in jobs)
+
+
+def _ended(jobs, ended, number, threads):
+    """A worker that writes what a run leaves, and dies in the second job."""
+    while (job := jobs.get()) is not None:
+        job.folder.mkdir(parents=True)
+        (job.folder / "state.pt").write_text("")
+        if job.seed == 1:
+            os._exit(3)
+        (job.folder / "result.json").write_text("{}")
+        ended.put(number)
+
+
+def test_jobs_that_follow_from_others(tmp_path, monkeypatch, capsys):
+    """Each is done once, as soon as it can be; a process that dies takes no other job with it."""
+    monkeypatch.setattr(side_by_side, "_work", _ended)
+    fork = multiprocessing.get_context("fork")  # no second import of torch
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: fork)
+    jobs = [side_by_side.Job("row", seed, "cub", (), tmp_path / str(seed)) for seed in range(4)]
+
+    def further():
+        return [job for job in jobs if job.seed == 0 or jobs[job.seed - 1].folder.is_dir()]
+
+    side_by_side.train(jobs[:1], parallel=2, mps=False, minutes=1, further=further, keep=False)
+    assert [job.folder.is_dir() for job in jobs] == [True] * 4
+    assert [(job.folder / "state.pt").exists() for job in jobs] == [False, True, False, False]
+    assert "row, seed 1: its process died" in capsys.readouterr().out
