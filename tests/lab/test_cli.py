@@ -14,6 +14,7 @@ import torch
 from rankgrad.lab import recipes
 from rankgrad.lab.cli import main
 from rankgrad.lab.recipes import run
+from rankgrad.lab.recipes.commands import explained
 from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
 from rankgrad.lab.training import checkpoint
 
@@ -54,13 +55,14 @@ def test_show_prints_the_recipe(capsys):
     assert re.search(r"#   loss\.lam = 0\.2 +Interpolation strength", out)
 
 
-@pytest.mark.parametrize("recipe", ["folder", "cub", "digits", "text"])
+@pytest.mark.parametrize("recipe", recipes.recipe_names())
 def test_every_setting_has_a_meaning(recipe, capsys):
-    assert cli("show", recipe) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"#   [\w.]+ = ", line)]
     _, config = recipes.load(recipe)
-    assert len(lines) >= len(run.flat(config.model_dump())) > 30
-    assert all(re.match(r"#   \S+ = .+?  +\S", line) or len(line.split(" = ")[1]) > 30 for line in lines), lines
+    found = explained(recipe)
+    assert {key for key, _, _ in found} >= set(run.flat(config.model_dump(mode="json"))) and len(found) > 25
+    assert [key for key, _, meaning in found if not meaning] == []
+    assert cli("show", recipe) == 0
+    assert capsys.readouterr().out.count("#   ") >= len(found)
 
 
 def test_places_are_checked_before_anything_else(tmp_path, monkeypatch, capsys):

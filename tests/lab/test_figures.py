@@ -440,7 +440,7 @@ def test_examples_of_a_run(tmp_path):
     (drawing,) = retrieval_examples.draw(quiet(run=tmp_path)[0])
     axes = drawing.figure.axes
     assert len(axes) == 3 * (1 + retrieval_examples._NEAREST)
-    assert [a.get_xlabel() for a in axes[:4]] == ["first right: 1", "\u2713 0.50", "\u2717 0.50", "\u2713 0.50"]
+    assert [a.get_xlabel() for a in axes[:4]] == ["first relevant: 1", "\u2713 0.50", "\u2717 0.50", "\u2713 0.50"]
     frames = [a.spines["left"].get_edgecolor()[:3] for a in axes[1:3]]
     assert frames[0] != frames[1]
     assert not axes[5].axison  # no fourth neighbour

@@ -99,7 +99,7 @@ def test_what_it_says(report):
         cells = "".join(f"<td>{which[m]:.1f}</td>" for m in ("R@1", "R@2", "R@4", "R@8", "mAP@R"))
         assert f"this run, {label} (epoch {which['epoch']:.0f})</td>{cells}" in text
     assert "memory of 3 batches is full from step 3" in text
-    for said in ("loss.lam", "3.75", "items/s in training", "torch 2", "hardware", "about 64", "first right:"):
+    for said in ("loss.lam", "3.75", "items/s in training", "torch 2", "hardware", "about 64", "first relevant:"):
         assert said in text
 
 

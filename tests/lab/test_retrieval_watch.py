@@ -137,7 +137,7 @@ def test_a_small_folder_trains(tmp_path, capsys):
     _, (result,) = run.run("folder", [*SMALL, "epochs=1", f"data.root={root}"], out=str(tmp_path / "a"))
     said = capsys.readouterr().out
     assert "batches of 1" in said and "instead of 128" in said
-    assert "classes have one item" in said and ("alone" in said or "single" in said)
+    assert "classes with a single item" in said and ("alone" in said or "single" in said)
     assert "trains on 182 images of 11 classes, tests on 220 images of 11 classes" in said
     assert result.last["step"] >= 1
 

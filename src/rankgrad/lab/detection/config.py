@@ -13,14 +13,14 @@ from rankgrad.lab.training.config import Count, NonNegative, Positive, RunConfig
 class Data(Section):
     """Which images and boxes, and how they are read."""
 
-    name: Literal["voc07", "voc0712", "voc", "coco"]
-    root: str | None = None
+    name: Literal["voc07", "voc0712", "voc", "coco"]  # the data set, see `rankgrad ls`
+    root: str | None = None  # the folder of the data set (--data)
     counts: Literal["protocol", "any"] = "protocol"  # refuse a data set of another size than the official one
-    broken: Literal["refuse", "skip"] = "refuse"  # files that are missing or cannot be read
-    cache: Literal["ram", "device", "none"] = "ram"  # where decoded images stay
-    workers: Count = 8  # threads that decode
+    broken: Literal["refuse", "skip"] = "refuse"  # on files that are missing or cannot be read
+    cache: Literal["ram", "device", "none"] = "ram"  # where decoded images are kept
+    workers: Count = 8  # threads that decode images
     train: str = "trainval"  # voc: the list in ImageSets/Main to train on; coco: how the annotations' name begins
-    test: str = "test"  # the same to test on
+    test: str = "test"  # the same for the test images
     test_limit: Annotated[int, Field(ge=0)] = 0  # test on the first so many images only; 0: all
 
 
@@ -29,8 +29,8 @@ class View(Section):
 
     short: Count = 600  # pixels of the shorter side
     long: Count = 1000  # at most so many pixels of the longer side
-    flip: bool = True
-    jitter: tuple[Positive, Positive] = (1.0, 1.0)  # training: each batch is shown at a random factor of the size
+    flip: bool = True  # whether half of the training images are mirrored
+    jitter: tuple[Positive, Positive] = (1.0, 1.0)  # training: range of the random factor on a batch's size
 
     def longest(self) -> int:
         """The longest side that a network of these settings sees."""
@@ -46,8 +46,8 @@ class View(Section):
 class Batch(Section):
     """How batches are drawn: images of like shape together."""
 
-    size: Count = 8
-    regions: Count = 512  # sampled of an image for the region classifier
+    size: Count = 8  # images in a batch, of all processes
+    regions: Count = 512  # regions of an image that are sampled for the classifier
     test_size: Count = 16  # images at a time in evaluation
 
 
@@ -55,23 +55,23 @@ class Model(Section):
     """The network: Faster R-CNN with a feature pyramid."""
 
     backbone: str = "resnet50"  # a ResNet of torchvision, resnext101_32x4d, or tiny
-    weights: str = "library"  # library, none, or a safetensors file
+    weights: str = "library"  # library (download), none, or a safetensors file
     trainable: Annotated[int, Field(ge=0, le=5)] = 3  # layers of the backbone that are trained, from the last
     pyramid: Count = 256  # channels of the feature pyramid
     hidden: Count = 1024  # width of the region classifier's two layers
     proposals: Count = 1000  # regions the RPN keeps of an image
     detections: Count = 100  # most detections of an image
-    score_threshold: NonNegative = 0.05
-    nms_threshold: Positive = 0.5
+    score_threshold: NonNegative = 0.05  # lowest score of a detection
+    nms_threshold: Positive = 0.5  # boxes of a class with a larger IoU suppress each other
 
 
 class Boxes(Section):
     """The loss of the region head's boxes."""
 
     name: Literal["smooth_l1", "giou"] = "smooth_l1"  # on encoded boxes as in torchvision, or on decoded boxes
-    box_weight: Positive = 1.0  # mmdetection's GIoU has 10
-    by_score: bool = False  # giou: regions weigh as their class scores, which have no gradient of it
-    balanced: bool = False  # rescaled in each step to the value of the classifier's loss
+    box_weight: Positive = 1.0  # weight of this loss; mmdetection gives GIoU 10
+    by_score: bool = False  # for giou: weigh regions by their (detached) class score
+    balanced: bool = False  # rescale it in each step to the value of the classifier's loss
 
     @model_validator(mode="after")
     def _fit(self) -> Boxes:
@@ -85,19 +85,19 @@ class Boxes(Section):
 class Loss(Section):
     """The region classifier's loss; see :class:`rankgrad.detection.RegionLoss` for all but the name."""
 
-    name: Literal["ranking", "cross_entropy"] = "ranking"
-    form: Literal["ap", "log_ap", "log", "loglog"] = "log_ap"
-    ranked: Literal["odds", "softmax", "logits"] = "odds"
-    ranking_weight: Positive = 0.3
-    cross_entropy: NonNegative = 1.0
-    thresholds: bool = False
-    order_weight: NonNegative = 0.0
-    lam: Positive | None = 0.5  # null without a window: taken from the spread of the scores
-    window: Positive | None = None
-    margin: NonNegative = 0.15
-    memory: Annotated[int, Field(ge=0)] = 7
-    map_weight: NonNegative = 2.0
-    pooled_weight: NonNegative = 1.0
+    name: Literal["ranking", "cross_entropy"] = "ranking"  # ranking is beside cross entropy
+    form: Literal["ap", "log_ap", "log", "loglog"] = "log_ap"  # loss of a list: AP, or recall weights
+    ranked: Literal["odds", "softmax", "logits"] = "odds"  # which class scores are ranked
+    ranking_weight: Positive = 0.3  # weight of the ranking loss
+    cross_entropy: NonNegative = 1.0  # weight of the cross entropy beside it
+    thresholds: bool = False  # mean over relevance at the IoU thresholds 0.5, 0.55, ..., 0.95
+    order_weight: NonNegative = 0.0  # weight of the Spearman loss of scores against the boxes' IoU
+    lam: Positive | None = 0.5  # interpolation strength; null without a window: automatic reach
+    window: Positive | None = None  # instead of lam: reach in units of the scores
+    margin: NonNegative = 0.15  # score margin
+    memory: Annotated[int, Field(ge=0)] = 7  # past batches that are candidates too
+    map_weight: NonNegative = 2.0  # share of the lists of single classes
+    pooled_weight: NonNegative = 1.0  # share of the one list of all (region, class) pairs
 
     @model_validator(mode="after")
     def _one_reach(self) -> Loss:

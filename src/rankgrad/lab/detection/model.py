@@ -165,16 +165,22 @@ def _detector(body: resnet.ResNet, config: Model, view: View, regions: int, clas
     return network
 
 
-def build(
-    config: Model, view: View, *, regions: int, classes: Sequence[str], seed: int
-) -> tuple[Detector, dict[str, Any]]:
-    """The network of these settings, and what a checkpoint must remember to build it without the weights' file."""
-    torch.manual_seed(seed)
+def backbone(config: Model) -> tuple[resnet.ResNet, bool]:
+    """The ResNet with its weights, and whether its stride sits on the 1x1 convolutions."""
     body = _resnet(config.backbone, pretrained=config.weights == "library")
     body.fc = nn.Identity()
     moved = False
     if config.weights not in ("library", "none"):
         moved = load_file(body, Path(config.weights).expanduser())
+    return body, moved
+
+
+def build(
+    config: Model, view: View, *, regions: int, classes: Sequence[str], seed: int
+) -> tuple[Detector, dict[str, Any]]:
+    """The network of these settings, and what a checkpoint must remember to build it without the weights' file."""
+    torch.manual_seed(seed)
+    body, moved = backbone(config)
     notes = {"stride_in_1x1": moved, "classes": list(classes)}
     return _detector(body, config, view, regions, len(classes)), notes
 

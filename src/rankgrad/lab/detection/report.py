@@ -281,6 +281,8 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
     if len(names) < len(folders):  # of the same name in different places
         names = {str(folder): folder for folder in folders}
     out = [("Result, %", _results(run, config, beside))]
+    if notes := (_json(run / "data.json") or {}).get("told"):
+        out.append(("Data", "".join(f"<p>{escape(line)}</p>" for line in notes)))
     by_class = {name: _json(folder / "classes.json") for name, folder in names.items()}
     by_class = {name: found for name, found in by_class.items() if found}
     if by_class:

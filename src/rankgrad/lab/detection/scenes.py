@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -123,3 +124,25 @@ def scenes_of(rows: Iterable[Row], classes: tuple[str, ...], faults: list[str]) 
             )
         )
     return scenes
+
+
+def notes_on(train: Sequence[Objects], test: Sequence[Objects], classes: Sequence[str]) -> list[str]:
+    """What a user should know of the objects of each image before training: counts, and classes that lack some."""
+    seen = [[set(one.labels[~one.difficult].tolist()) for one in part] for part in (train, test)]
+    images = [Counter(label for labels in part for label in labels) for part in seen]
+
+    def of(part: Sequence[Objects], found: Counter[int]) -> str:
+        many = sum(int((~one.difficult).sum()) for one in part)
+        return f"{len(part):,} images with {many:,} objects of {len(found)} classes"
+
+    notes = [f"trains on {of(train, images[0])}, tests on {of(test, images[1])}"]
+    lacking = {
+        "in the test annotations only, nothing to learn them from": [n for n in images[1] if not images[0][n]],
+        "in one training image only": [n for n, many in images[0].items() if many == 1],
+    }
+    for what, labels in lacking.items():
+        if labels:
+            names = [classes[label - 1] for label in sorted(labels)]
+            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            notes.append(f"{len(names)} of {len(classes)} classes {what}: {shown}")
+    return notes

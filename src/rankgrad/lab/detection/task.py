@@ -21,7 +21,7 @@ from rankgrad.lab.detection import data, model
 from rankgrad.lab.detection.batches import AspectSampler, canvas, place_boxes
 from rankgrad.lab.detection.config import Boxes, Config, Data
 from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
-from rankgrad.lab.detection.scenes import Objects, Scenes
+from rankgrad.lab.detection.scenes import Objects, Scenes, notes_on
 from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
@@ -178,10 +178,12 @@ class DetectionTask(Task):
         if config.batch.size % distributed.count():
             several = f"a multiple of the {distributed.count()} processes"
             raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
+        model.backbone(config.model)  # a wrong name or file of weights is an error before the data is read
         train, self.test, self.classes = read_sources(config.data, config.view.longest(), device)
         assert train is not None
         self.source = train
         self.objects = [_to_train_on(objects) for objects in train.scenes.objects]
+        self.told = notes_on(self.objects, self.test.scenes.objects, self.classes)
         try:
             self.sampler = AspectSampler(train.ratios(), size=config.batch.size, seed=config.seed)
         except ValueError as error:
@@ -275,6 +277,10 @@ class DetectionTask(Task):
     def evaluate(self) -> dict[str, float]:
         """AP50, AP75 and AP over thresholds in percent, for each way of scoring."""
         return {k: v for scores, one in self.measure()[1].items() for k, v in one.summary(scores).items()}
+
+    def describe(self) -> dict[str, Any]:
+        """What the report says about the data."""
+        return {"told": self.told}
 
     def metadata(self) -> dict[str, Any]:
         """What the network needs to be built again."""

@@ -36,7 +36,7 @@ CAPTION = """One list of 20 scores, one step of gradient descent, ten losses. Ea
 score: up means that the item is pushed up the ranking, down that it is pushed down. Lengths are relative to the
 largest push of the row; a dot is an item with no gradient, or one below 1 % of that. Blue items are relevant,
 orange ones not. What to see: our losses push down exactly the irrelevant items within the reach of each relevant
-item (its blue line). The form of the loss decides how far that is for the
+item (its blue band). The form of the loss decides how far that is for the
 relevant item at the bottom (left). A narrow sigmoid gives a gradient to neighbours only; a wide one and FastAP
 give most to the item that is nearly first. The error-driven rule and the structured hinge weigh every wrong
 pair, however far apart. The trained sorter also pushes some irrelevant items up."""

@@ -41,7 +41,7 @@ def draw(sources: Sources) -> list[Drawing]:
         figure = style.sheet(0.98 * (_NEAREST + 1) + 0.5, 1.16 * len(rows) + 0.4)
         grid = figure.subplots(len(rows), _NEAREST + 1, squeeze=False)
         for number, (line, example) in enumerate(zip(grid, rows, strict=True)):
-            _image(line[0], example["image"], style.GREY, f"first right: {example['rank']}")
+            _image(line[0], example["image"], style.GREY, f"first relevant: {example['rank']}")
             for axes, item in zip(line[1:], example["nearest"][:_NEAREST], strict=False):
                 mark, colour = ("\u2713", style.RELEVANT) if item["right"] else ("\u2717", style.IRRELEVANT)
                 _image(axes, item["image"], colour, f"{mark} {item['score']:.2f}")

@@ -20,23 +20,23 @@ class Data(Section):
     label: str = "label"  # CSV and Parquet: the column of grades
     features: tuple[str, ...] = ()  # CSV and Parquet: the columns to score by; none given: all others
     ignore: tuple[str, ...] = ()  # CSV and Parquet: columns that are no features
-    validation_share: Share = 0.2  # of the queries, where there is no file of them
-    test_share: Share = 0.2  # of the queries, where there is no file of them
-    split_seed: Annotated[int, Field(ge=0)] = 0  # which queries
+    validation_share: Share = 0.2  # share of the queries, where there is no file of them
+    test_share: Share = 0.2  # share of the queries, where there is no file of them
+    split_seed: Annotated[int, Field(ge=0)] = 0  # seed of the choice of these queries
 
 
 class Model(Section):
     """A multi-layer perceptron from features to a score."""
 
-    hidden: tuple[Count, ...] = (64, 32)
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    hidden: tuple[Count, ...] = (64, 32)  # width of each hidden layer; [] for a linear model
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3  # dropout after each hidden layer
     scale: Literal["feature", "log", "query", "none"] = "feature"  # how features are brought to one scale
 
 
 class Batch(Section):
     """How batches are drawn."""
 
-    queries: Count = 32
+    queries: Count = 32  # queries in a batch
 
 
 class Config(RunConfig):
@@ -47,7 +47,7 @@ class Config(RunConfig):
     model: Model = Model()
     batch: Batch = Batch()
     loss: Named
-    ndcg_at: tuple[Count, ...] = (1, 5, 10)  # the last one chooses the best checkpoint
+    ndcg_at: tuple[Count, ...] = (1, 5, 10)  # the k of NDCG@k; the last one chooses the best checkpoint
     gain: Literal["linear", "exponential"] = "exponential"  # of NDCG: the grade, or 2^grade - 1
     relevant: Positive = 1.0  # the lowest grade that MAP, MRR and losses of bool relevance take as relevant
     target: NonNegative | None = None  # test NDCG to expect, for the report

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankgrad.lab.ranker import baselines
 from rankgrad.lab.retrieval.config import Named
-from rankgrad.lab.training.config import nearest
+from rankgrad.lab.training.config import documented, nearest
 from rankgrad.lab.training.errors import UserError
 from rankgrad.losses import average_precision_loss, ndcg_loss, recall_loss, spearman_loss
 
@@ -58,6 +58,15 @@ class ListLoss(nn.Module):
             return BASELINES[self.name][0](scores, grades, groups, **arguments)
         function, graded, _ = OURS[self.name]
         return function(scores, grades if graded else grades >= self.relevant, groups=groups, **arguments)
+
+
+def arguments_of(config: Named) -> dict[str, tuple[Any, str]]:
+    """Default and meaning of every argument of one of our losses, by its key (``loss.margin``)."""
+    if config.name not in OURS:
+        return {}
+    function = OURS[config.name][0]
+    parameters = inspect.signature(function).parameters
+    return {f"loss.{n}": (one.default, documented(function, n)) for n, one in parameters.items() if n in _SETTABLE}
 
 
 def build(config: Named, relevant: float) -> ListLoss:

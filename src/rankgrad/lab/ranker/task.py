@@ -72,6 +72,9 @@ class RankerTask(Task):
         self.steps_per_epoch = len(self.train) // self.batch
         self.items_per_step = round(self.batch * len(self.train.grades) / len(self.train))
         self.parts: dict[str, Tensor] = {}
+        parts = (split.train, split.validation, split.test)
+        counts = (f"{len(part.grades):,} items of {len(part):,} queries" for part in parts)
+        self.told = ["trains on {}, validates on {}, tests on {}".format(*counts)]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """All parameters at one rate; biases without weight decay."""
@@ -118,6 +121,11 @@ class RankerTask(Task):
 
         scores = score(self.network, self.test)
         write_text(folder / "queries.json", json.dumps(examples(self.test, scores, self.config)))
+
+    @classmethod
+    def loss_arguments(cls, config: Any) -> dict[str, tuple[Any, str]]:
+        """From the signature and the docstring of the loss."""
+        return losses.arguments_of(config.loss)
 
     @classmethod
     def listing(cls) -> dict[str, dict[str, str]]:

@@ -87,17 +87,23 @@ def ls() -> None:
 
 def show(recipe: Annotated[str, typer.Argument(help="A recipe, a YAML file, or the folder of a run.")]) -> None:
     """Print a recipe, then every setting with its value there and its meaning."""
-    from rankgrad.lab.recipes.run import flat
-
     print(recipes.recipe_text(recipe), end="")
     print("\n# Every setting, its value here, and what it means:\n#")
+    for key, value, meaning in explained(recipe):
+        print(f"#   {f'{key} = {value}':<34} {meaning}".rstrip())
+
+
+def explained(recipe: str) -> list[tuple[str, str, str]]:
+    """(key, value, meaning) of every setting of a recipe."""
+    from rankgrad.lab.recipes.run import flat
+
     task, config = recipes.load(recipe)
     more = task.loss_arguments(config)
     values = {key: default for key, (default, _) in more.items()} | flat(config.model_dump(mode="json"))
     told = meanings(task.config_class) | {key: meaning for key, (_, meaning) in more.items()}
     sections = list(dict.fromkeys(key.partition(".")[0] for key in told))
-    for key in sorted(values, key=lambda key: sections.index(key.partition(".")[0])):
-        print(f"#   {key + ' = ' + _value(values[key]):<34} {told.get(key, '')}".rstrip())
+    keys = sorted(values, key=lambda key: sections.index(key.partition(".")[0]))
+    return [(key, _value(values[key]), told.get(key, "")) for key in keys]
 
 
 def _value(value: object) -> str:

@@ -18,7 +18,7 @@ class Batch(Section):
 
     size: Count = 128  # items in a batch, of all processes; fewer where there are too few classes
     per_class: Count = 4  # items of a class in a batch
-    sampler: Literal["classes", "superlabels"] = "classes"  # superlabels: pairs of them share a batch
+    sampler: Literal["classes", "superlabels"] = "classes"  # superlabels: a batch from two super-labels
     batches_per_pair: Count = 10  # superlabels: batches from each pair of super-labels in an epoch
 
 
@@ -26,7 +26,7 @@ class Named(Section):
     """A loss or miner by name, with its own arguments."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str  # see `rankgrad ls`; all other keys are arguments of the loss
+    name: str  # name of the loss, see `rankgrad ls`; other keys are its arguments
 
     def arguments(self) -> dict[str, object]:
         """Everything but the name."""
@@ -36,13 +36,13 @@ class Named(Section):
 class RetrievalConfig(RunConfig):
     """What every retrieval run has. A kind of input adds its data, its network and how it is shown to it."""
 
-    evaluate_first: bool = True  # before training as well: a run that makes the network worse says so
+    evaluate_first: bool = True  # whether to evaluate before training: a run that lowers R@1 says so
     batch: Batch = Batch()
     loss: Named  # what is minimised
-    miner: Named | None = None  # of pytorch-metric-learning, for its losses
-    embedding_lr: Positive = 1.0  # times optim.lr, for the layers behind the backbone
-    proxy_lr: Rate = PROXY_LR  # of parameters of the loss (proxies), whatever optim.lr is; scheduled alike
-    head_epochs: NonNegative = 1.0  # at first only embedding layer and proxies learn; half of `epochs` at most
+    miner: Named | None = None  # a miner of pytorch-metric-learning, for its losses
+    embedding_lr: Positive = 1.0  # learning rate of the layers behind the backbone, times optim.lr
+    proxy_lr: Rate = PROXY_LR  # learning rate of the loss's own parameters (proxies), scheduled alike
+    head_epochs: NonNegative = 1.0  # first epochs with a fixed backbone; half of `epochs` at most
     recall_at: tuple[Count, ...] = (1, 2, 4, 8)  # the K of R@K
     target: NonNegative | None = None  # R@1 to expect, for the report
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from rankgrad import distributed
 from rankgrad.lab.retrieval.config import Named
-from rankgrad.lab.training.config import nearest
+from rankgrad.lab.training.config import documented, nearest
 from rankgrad.lab.training.errors import UserError
 from rankgrad.losses import AveragePrecisionLoss, PairRankingLoss, ProxyRankingLoss, RecallLoss
 from rankgrad.pairs import retrieval_pairs, unit_length
@@ -131,18 +130,8 @@ def arguments_of(config: Named) -> dict[str, tuple[Any, str]]:
     if config.name not in OURS:
         return {}
     kind = OURS[config.name][0]
-    told = inspect.getdoc(kind) or ""
-    found: dict[str, tuple[Any, str]] = {}
-    for name, parameter in inspect.signature(kind.__init__).parameters.items():
-        if name not in _GIVEN:
-            text = re.search(rf"^    {name}: (.*(?:\n        .*)*)", told, re.MULTILINE)
-            meaning = " ".join(text[1].split()) if text else ""
-            meaning = re.sub(r":\w+:`~?([^`]*)`", r"\1", meaning).replace("``", "")
-            found[f"loss.{name}"] = (
-                parameter.default,
-                re.split(r"(?<=[a-z0-9)])\. (?=[A-Z])", meaning)[0].rstrip("."),
-            )
-    return found
+    parameters = inspect.signature(kind.__init__).parameters
+    return {f"loss.{n}": (one.default, documented(kind, n)) for n, one in parameters.items() if n not in _GIVEN}
 
 
 def build(config: Named, miner: Named | None, *, classes: int, embedding: int) -> nn.Module:

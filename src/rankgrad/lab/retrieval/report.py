@@ -131,7 +131,7 @@ def _figure(item: _Item, kind: str, caption: str) -> str:
 
 
 def _row(example: Example) -> str:
-    first = f"first right: {example['rank']}"
+    first = f"first relevant: {example['rank']}"
     figures = [_figure(example, "query", first)]
     for item in example["nearest"]:
         mark = "\u2713" if item["right"] else "\u2717"  # not by colour alone

@@ -156,8 +156,8 @@ class RetrievalTask(Task):
                 names = source.items.class_names
                 shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
                 more = ", ..." if len(alone) > 5 else ""
-                why = "others are separated from it" if source is self.source else "it is no query"
-                told.append(f"{len(alone)} {use} classes have one item, nothing to find ({why}): {shown}{more}")
+                why = "it serves as an irrelevant one" if source is self.source else "it is no query"
+                told.append(f"{len(alone)} {use} classes with a single item ({why}): {shown}{more}")
         return told
 
     def parameter_groups(self) -> list[dict[str, Any]]:

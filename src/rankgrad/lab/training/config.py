@@ -29,28 +29,28 @@ class Optim(Section):
 
     name: Literal["adam", "adamw", "sgd"] = "adam"  # which optimiser
     lr: Positive = 1e-5  # the learning rate
-    weight_decay: NonNegative = 0.0  # of all parameters but proxies
-    momentum: NonNegative = 0.9  # sgd
+    weight_decay: NonNegative = 0.0  # weight decay of all parameters but proxies
+    momentum: NonNegative = 0.9  # momentum, of sgd only
     clip: NonNegative = 0.0  # largest norm of the gradient; 0: not clipped
-    warmup: Annotated[int, Field(ge=0)] = 0  # steps from lr / warmup to lr
-    schedule: Literal["steps", "cosine", "constant"] = "steps"  # how the rate falls
-    milestones: tuple[NonNegative, ...] = ()  # epochs after which the rate is multiplied by `decay`
-    decay: Positive = 0.3  # steps: what the rate is multiplied by
+    warmup: Annotated[int, Field(ge=0)] = 0  # first steps, in which the rate rises from lr / warmup to lr
+    schedule: Literal["steps", "cosine", "constant"] = "steps"  # how the learning rate falls
+    milestones: tuple[NonNegative, ...] = ()  # for the schedule steps: epochs after which the rate falls
+    decay: Positive = 0.3  # for the schedule steps: the factor at each milestone
 
 
 class RunConfig(Section):
     """What every run has. A task adds its own sections."""
 
     task: str  # what is trained; see `rankgrad ls`
-    seed: Seed = 0  # of everything random
-    epochs: Count = 1  # how often the training items are seen
+    seed: Seed = 0  # seed of weights, batches and augmentation
+    epochs: Count = 1  # passes over the training items
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the network; losses are computed in fp32
-    device: str = "auto"  # auto: cuda if there is one
-    compile: bool = False  # the network, by torch.compile, on a GPU; not for detectors
-    evaluate_every: Count = 1  # epochs
-    evaluate_first: bool = False  # before training as well
-    save_minutes: NonNegative = 5.0  # between checkpoints; 0: after every step
-    callbacks: tuple[str, ...] = ("tensorboard",)  # tensorboard, wandb, mlflow, or module:Class of your own
+    device: str = "auto"  # auto, cpu or cuda; auto takes a GPU if there is one
+    compile: bool = False  # compile the network by torch.compile, on a GPU; not for detectors
+    evaluate_every: Count = 1  # epochs from one evaluation to the next
+    evaluate_first: bool = False  # whether to evaluate before training as well
+    save_minutes: NonNegative = 5.0  # minutes between checkpoints; 0: a checkpoint after every step
+    callbacks: tuple[str, ...] = ("tensorboard",)  # numbers also go to: tensorboard, wandb, mlflow, module:Class
     optim: Optim = Optim()
 
     @classmethod
@@ -74,6 +74,13 @@ def meanings(config: type[Section], prefix: str = "") -> dict[str, str]:
         if name in inner:
             found |= meanings(inner[name], f"{prefix}{name}.")
     return found
+
+
+def documented(function: Any, argument: str) -> str:
+    """The first sentence that the docstring of a function or class has on an argument, or an empty text."""
+    text = re.search(rf"^    {argument}: (.*(?:\n        .*)*)", inspect.getdoc(function) or "", re.MULTILINE)
+    meaning = re.sub(r":\w+:`~?([^`]*)`", r"\1", " ".join(text[1].split()) if text else "").replace("``", "")
+    return re.split(r"(?<=[a-z0-9)])\. (?=[A-Z])", meaning)[0].rstrip(".")
 
 
 def shown(value: Any) -> str:

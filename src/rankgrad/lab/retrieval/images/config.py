@@ -17,39 +17,39 @@ Channels = tuple[float, float, float]
 class Data(Section):
     """Which images, and how they are read."""
 
-    name: Literal["digits", "folder", "cub", "sop", "inshop"]  # see `rankgrad ls`
+    name: Literal["digits", "folder", "cub", "sop", "inshop"]  # the data set, see `rankgrad ls`
     root: str | None = None  # the folder of the data set (--data)
     counts: Literal["protocol", "any"] = "protocol"  # refuse a data set of another size than the official one
-    broken: Literal["refuse", "skip"] = "refuse"  # files that are missing or cannot be decoded
-    cache: Literal["ram", "device", "none"] = "ram"  # where decoded images stay
-    workers: Count = 8  # threads that decode
-    test_share: Fraction = 0.5  # folder: share of the classes to test on, 1 for eval
-    split_seed: Annotated[int, Field(ge=0)] = 0  # folder: which classes
+    broken: Literal["refuse", "skip"] = "refuse"  # on files that are missing or cannot be decoded
+    cache: Literal["ram", "device", "none"] = "ram"  # where decoded images are kept
+    workers: Count = 8  # threads that decode images
+    test_share: Fraction = 0.5  # for folder: share of the classes to test on; 1 to evaluate on all
+    split_seed: Annotated[int, Field(ge=0)] = 0  # for folder: seed of the choice of test classes
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0  # test on this share of the *training* classes instead
 
 
 class View(Section):
     """From a decoded image to what the network sees. Values left out are those the backbone was trained with."""
 
-    resize: Count | None = None  # pixels of an image's short side, or of both
-    shape: Literal["short", "square"] = "short"  # which sides are brought to `resize`
-    crop: Count | None = None  # side of what the network sees, in pixels
-    mean: Channels | None = None  # of the training images of the backbone, per channel, from 0 to 1
-    std: Channels | None = None  # their standard deviation
-    augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # of training images
-    scale: Fraction = 0.2  # resized_crop: smallest share of the area
-    flip: bool = True  # half of the training images, left to right
+    resize: Count | None = None  # pixels of the short side of an image, or of both sides
+    shape: Literal["short", "square"] = "short"  # which sides are resized
+    crop: Count | None = None  # side of the square that the network receives, in pixels
+    mean: Channels | None = None  # mean of each channel that is subtracted, in [0, 1]
+    std: Channels | None = None  # standard deviation of each channel
+    augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation
+    scale: Fraction = 0.2  # for resized_crop: smallest share of the area
+    flip: bool = True  # whether half of the training images are mirrored
 
 
 class Model(Section):
     """The network: backbone, pooling, norm, linear embedding."""
 
     backbone: str = "resnet50"  # a network of torchvision or timm; torchvision:NAME and timm:NAME say which
-    weights: str = "library"  # library, none, or a safetensors file
+    weights: str = "library"  # library (download), none, or a safetensors file
     embedding: Count = 512  # length of an embedding
     pooling: Literal["auto", "avg", "max", "avg+max", "gem", "own"] = "auto"  # auto: avg+max or own
-    norm: Literal["layer", "none"] = "layer"  # before the embedding
-    batch_norm: Literal["frozen", "fixed", "train"] = "fixed"  # frozen: learns scale and shift
+    norm: Literal["layer", "none"] = "layer"  # norm of the features before the embedding layer
+    batch_norm: Literal["frozen", "fixed", "train"] = "fixed"  # fixed: nothing learns; frozen: scale, shift do
 
 
 class Config(RetrievalConfig):
