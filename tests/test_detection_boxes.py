@@ -69,6 +69,38 @@ def test_ap_over_thresholds_in_loops(form, masked):
     torch.testing.assert_close(gradient[:, 0], -gradient[:, 1:].sum(1))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_weighed_thresholds_in_loops(masked):
+    """Each list weighs as many of its regions as reach its threshold, of those that reach 0.5; ten thresholds."""
+    logits, labels, overlap = case()
+    mask = torch.arange(len(labels)) % 5 != 3 if masked else None
+    loss = RegionLoss(thresholds="weighed", cross_entropy=0, ranking_weight=1, memory=0, window=2.0, lam=None)
+    value = loss(logits, labels, mask, overlap)
+    (gradient,) = torch.autograd.grad(2 * value, logits)
+
+    odds = (logits[:, 1:] - logits[:, :1]).detach().numpy().T
+    exists = np.ones_like(odds, dtype=bool) if mask is None else np.tile(mask.numpy(), (CLASSES, 1))
+    total, slopes = 0.0, np.zeros(odds.shape)
+    for weight, shape in ((2 / 3, odds.shape), (1 / 3, (1, odds.size))):
+        scores, there = odds.reshape(shape), exists.reshape(shape)
+        first = (at_level(labels, overlap, 0.5).reshape(shape) & there).sum(1)
+        lists = int((first > 0).sum())
+        for level in LEVELS:
+            relevance = at_level(labels, overlap, level).reshape(shape)
+            for row in range(shape[0]):
+                reached = int((relevance[row] & there[row]).sum())
+                if not reached:
+                    continue
+                share = weight * reached / first[row] / len(LEVELS) / lists
+                one = scores[row : row + 1], relevance[row : row + 1], "log_ap"
+                alone = there[row : row + 1]
+                total += share * oracles.mean_loss(*one, margin=0.15, mask=alone)
+                part = oracles.window_gradient(*one, 2.0, margin=0.15, mask=alone)
+                slopes.reshape(shape)[row] += share * part[0]
+    assert float(value.detach()) == pytest.approx(total, rel=1e-12)
+    torch.testing.assert_close(gradient[:, 1:], 2 * torch.from_numpy(slopes.T), rtol=1e-9, atol=1e-12)
+
+
 def test_thresholds_with_memory_are_those_of_all_regions():
     """The remembered regions are candidates with the thresholds they reached."""
     first, second = case(20, seed=1), case(25, seed=2)
@@ -80,9 +112,10 @@ def test_thresholds_with_memory_are_those_of_all_regions():
     torch.testing.assert_close(value.detach(), alone(together[0], together[1], None, together[2]))
 
 
-def test_where_no_box_fits():
+@pytest.mark.parametrize("thresholds", [True, "weighed"])
+def test_where_no_box_fits(thresholds):
     logits, labels, overlap = case()
-    loss = RegionLoss(thresholds=True, cross_entropy=0, memory=2)
+    loss = RegionLoss(thresholds=thresholds, cross_entropy=0, memory=2)
     for _ in range(2):
         value = loss(logits, labels, None, torch.zeros_like(overlap))
         (gradient,) = torch.autograd.grad(value, logits)
@@ -124,7 +157,7 @@ def test_the_right_order_costs_nothing():
     assert float(worst - value) == pytest.approx(2)
 
 
-@pytest.mark.parametrize("options", [{"thresholds": True}, {"order_weight": 0.2}])
+@pytest.mark.parametrize("options", [{"thresholds": True}, {"thresholds": "weighed"}, {"order_weight": 0.2}])
 def test_padding_and_half_precision(options):
     """What is added changes nothing; labels without an overlap are an error that names it."""
     logits, labels, overlap = case(dtype=torch.float32)
@@ -141,6 +174,8 @@ def test_padding_and_half_precision(options):
         plain(logits, labels, None, overlap[:3])
     with pytest.raises(ValueError, match="order_weight: expected"):
         RegionLoss(order_weight=-1)
+    with pytest.raises(ValueError, match="thresholds: expected one of"):
+        RegionLoss(thresholds="mean")
 
 
 def test_iou_in_loops():
@@ -259,3 +294,17 @@ def test_no_regions(options):
         value.backward()
         assert float(value.detach()) == 0
     assert bool(loss(*case(dtype=torch.float32)[:2], None, case(dtype=torch.float32)[2]).isfinite())
+
+
+@pytest.mark.parametrize(
+    "options", [{"thresholds": True}, {"order_weight": 0.2}, {"thresholds": True, "lam": None}]
+)
+def test_nothing_waits_for_the_device(options):
+    """Meta tensors have no values: whatever asks for one, and so could not be recorded on a GPU, fails."""
+    loss = RegionLoss(memory=2, **options).to("meta")
+    for _ in range(3):
+        logits = torch.randn(40, 1 + CLASSES, device="meta", requires_grad=True)
+        labels, mask = torch.ones(40, dtype=torch.int64, device="meta"), torch.ones(40, device="meta").bool()
+        value = loss(logits, labels, mask, torch.rand(40, device="meta"))
+        (gradient,) = torch.autograd.grad(value, logits)
+        assert gradient.shape == logits.shape

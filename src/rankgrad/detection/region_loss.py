@@ -6,6 +6,8 @@ test time, is made of them by :func:`class_log_odds`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,6 +17,9 @@ from rankgrad.detection.thresholds import LEVELS, ThresholdRankingLoss, reached
 from rankgrad.distributed import gather
 from rankgrad.engine.precision import without_autocast
 from rankgrad.losses import ClassRankingLoss, spearman_loss
+
+#: Beside False and True, how the lists of IoU thresholds may be averaged.
+LISTS = ("weighed",)
 
 _NOWHERE = -100  # the label of a region that does not exist: torch's own
 
@@ -113,6 +118,7 @@ class RegionLoss(nn.Module):
         cross_entropy: Weight of the cross entropy; 0 leaves it out.
         thresholds: The ranking loss is the mean over the IoU thresholds t = 0.5, 0.55, ..., 0.95 of the loss where
             a region is relevant to its class if its decoded box reaches t. A t that none reaches does not count.
+            ``"weighed"``: as in COCO's AP, the list of a class weighs the more, the more of its regions reach t.
         order_weight: Weight of :func:`rankgrad.spearman_loss` among the foreground regions of each class, of the
             batch alone: in the order of their decoded boxes' IoU. Classes with two regions or more count. The
             reach is taken from the spread of their scores.
@@ -135,7 +141,7 @@ class RegionLoss(nn.Module):
         ranked: str = "odds",
         ranking_weight: float = 0.3,
         cross_entropy: float = 1.0,
-        thresholds: bool = False,
+        thresholds: bool | str = False,
         order_weight: float = 0.0,
         lam: float | None = 0.5,
         margin: float = 0.15,
@@ -149,17 +155,24 @@ class RegionLoss(nn.Module):
         self.ranked = _check.one_of("ranked", ranked, SCORES)
         self.ranking_weight = _check.positive("ranking_weight", ranking_weight)
         self.cross_entropy = _check.non_negative("cross_entropy", cross_entropy)
-        self.thresholds = bool(thresholds)
+        self.thresholds = (
+            thresholds if isinstance(thresholds, bool) else _check.one_of("thresholds", thresholds, LISTS)
+        )
         self.order_weight = _check.non_negative("order_weight", order_weight)
-        self.ranking = (ThresholdRankingLoss if thresholds else ClassRankingLoss)(
-            lam=lam,
-            margin=margin,
-            memory=memory,
-            map_weight=map_weight,
-            pooled_weight=pooled_weight,
-            form=form,
-            distributed=distributed,
-            window=window,
+        options: dict[str, Any] = {
+            "lam": lam,
+            "margin": margin,
+            "memory": memory,
+            "map_weight": map_weight,
+            "pooled_weight": pooled_weight,
+            "form": form,
+            "distributed": distributed,
+            "window": window,
+        }
+        self.ranking = (
+            ThresholdRankingLoss(weighed=thresholds == "weighed", **options)
+            if thresholds
+            else ClassRankingLoss(**options)
         )
 
     @property
@@ -170,7 +183,7 @@ class RegionLoss(nn.Module):
     @property
     def needs_overlap(self) -> bool:
         """Whether :meth:`forward` needs ``overlap``, the IoU of decoded boxes."""
-        return self.thresholds or bool(self.order_weight)
+        return bool(self.thresholds or self.order_weight)
 
     def forward(
         self, class_logits: Tensor, labels: Tensor, mask: Tensor | None = None, overlap: Tensor | None = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,7 +27,17 @@ class ThresholdRankingLoss(ClassRankingLoss):
     Each threshold is a loss with lists, and a lambda, of its own. All of them are one call of the engine for the
     lists of classes, and one for the pooled lists. Scores and relevance are ``[items, 10 classes]``, a block of
     columns for each threshold; so the memory knows which thresholds its items reached.
+
+    Args:
+        weighed: Each list weighs as many of the items that reach 0.5 as reach its threshold, as in COCO's AP: an
+            object that no box reaches counts there too, and no order of boxes can change that. Otherwise a
+            threshold that one box of one class reaches weighs as much as one that all reach.
+        options: Of :class:`rankgrad.ClassRankingLoss`.
     """
+
+    def __init__(self, *, weighed: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.weighed = weighed
 
     def _weighted(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
         def levels(columns: Tensor) -> Tensor:
@@ -32,6 +45,19 @@ class ThresholdRankingLoss(ClassRankingLoss):
 
         exists = torch.ones_like(relevance) if mask is None else mask
         parts = levels(scores), levels(relevance), levels(exists)
+        if self.weighed:
+            return self._by_share(*parts)
         each: Tensor = torch.func.vmap(super()._weighted)(*parts)
         counts = (parts[1] & parts[2]).flatten(1).any(1)
         return each.where(counts, 0).sum() / counts.sum().clamp(min=1)
+
+    def _by_share(self, scores: Tensor, relevance: Tensor, exists: Tensor) -> Tensor:
+        """Of ``[10, items, classes]``."""
+        total = scores.new_zeros(())
+        for share, arrange in self._parts():
+            rows = [torch.func.vmap(arrange)(one) for one in (scores, relevance, exists)]
+            losses = torch.func.vmap(partial(self._of_lists, reduction="none"))(*rows)
+            many = (rows[1] & rows[2]).sum(-1).to(losses.dtype)  # [10, lists], or [10] of the pooled ones
+            first, lists = many[0].clamp(min=1), (many[0] > 0).sum().clamp(min=1)
+            total = torch.add(total, (losses * (many / first)).sum() / (LEVELS * lists), alpha=share)
+        return total

@@ -47,7 +47,7 @@ class Batch(Section):
     """How batches are drawn: images of like shape together."""
 
     size: Count = 8  # images in a batch, of all processes
-    regions: Count = 512  # regions of an image that are sampled for the classifier
+    regions: Annotated[int, Field(ge=0)] = 512  # regions of an image sampled for the classifier; 0: all
     test_size: Count = 16  # images at a time in evaluation
 
 
@@ -82,6 +82,19 @@ class Boxes(Section):
         return self
 
 
+class Rpn(Section):
+    """The loss of the objectness of anchors, from which the regions are chosen."""
+
+    name: Literal["cross_entropy", "ranking"] = "cross_entropy"  # of sampled anchors, or of all in an image
+    rpn_weight: Positive = 1.0  # of the ranking loss
+
+    @model_validator(mode="after")
+    def _fit(self) -> Rpn:
+        if self.name == "cross_entropy" and self.rpn_weight != 1:
+            raise ValueError(f"rpn_weight: expected the loss ranking, received {self.name}")
+        return self
+
+
 class Loss(Section):
     """The region classifier's loss; see :class:`rankgrad.detection.RegionLoss` for all but the name."""
 
@@ -90,7 +103,7 @@ class Loss(Section):
     ranked: Literal["odds", "softmax", "logits"] = "odds"  # which class scores are ranked
     ranking_weight: Positive = 0.3  # weight of the ranking loss
     cross_entropy: NonNegative = 1.0  # weight of the cross entropy beside it
-    thresholds: bool = False  # mean over relevance at the IoU thresholds 0.5, 0.55, ..., 0.95
+    thresholds: bool | Literal["weighed"] = False  # lists at the IoU thresholds 0.5, 0.55, ..., 0.95
     order_weight: NonNegative = 0.0  # weight of the Spearman loss of scores against the boxes' IoU
     lam: Positive | None = 0.5  # interpolation strength; null without a window: automatic reach
     window: Positive | None = None  # instead of lam: reach in units of the scores
@@ -120,6 +133,7 @@ class Config(RunConfig):
     model: Model = Model()
     loss: Loss = Loss()
     boxes: Boxes = Boxes()
+    rpn: Rpn = Rpn()
     scores: Literal["auto", "odds", "softmax", "logits"] = "auto"  # which scores choose the best checkpoint
     target: NonNegative | None = None  # AP50 to expect, for the report
 

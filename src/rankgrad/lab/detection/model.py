@@ -31,6 +31,7 @@ from rankgrad.lab.vision.frozen_norm import Carried, carry_frozen_norms
 from rankgrad.lab.vision.weights import fetching, load_file, stride_in_1x1
 
 _SHAPES = 512  # of batches whose anchors are kept: 2 MB each at 608 x 800
+_MOST_OBJECTS = 128  # of an image, which are regions too, where all regions are taken
 _LAYERS = ("layer4", "layer3", "layer2", "layer1", "conv1")
 
 #: Networks that torchvision does not have under a name.
@@ -152,7 +153,8 @@ def _detector(body: resnet.ResNet, config: Model, view: View, regions: int, clas
         rpn_post_nms_top_n_test=config.proposals,
         box_head=TwoMLPHead(config.pyramid * 7 * 7, config.hidden),
         box_predictor=FloatPredictor(config.hidden, 1 + classes),
-        box_batch_size_per_image=regions,
+        box_batch_size_per_image=regions or config.proposals + _MOST_OBJECTS,
+        box_positive_fraction=0.25 if regions else 1.0,
         box_score_thresh=config.score_threshold,
         box_nms_thresh=config.nms_threshold,
         box_detections_per_img=config.detections,

@@ -18,6 +18,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, concat_box_p
 from torchvision.ops import nms
 
 from rankgrad.detection.boxes import decoded, giou_loss, own_scores
+from rankgrad.detection.objectness import objectness_loss
 from rankgrad.lab.detection.config import Boxes
 from rankgrad.lab.detection.matching import Truth, matches, overlaps, sample
 
@@ -70,7 +71,14 @@ def _suppressed_one_by_one(boxes: Tensor, alive: Tensor, threshold: float) -> Te
 
 
 class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
-    """The region proposal network without a loop over images."""
+    """The region proposal network without a loop over images.
+
+    Attributes:
+        ranking_weight: Of the ranking loss of all anchors' objectness; None: torchvision's cross entropy of those
+            that are sampled. Boxes are those of sampled anchors either way.
+    """
+
+    ranking_weight: float | None = None
 
     def forward(
         self, images: ImageList, features: dict[str, Tensor], targets: list[dict[str, Tensor]] | None = None
@@ -97,11 +105,11 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         """The best boxes of each image after suppression within each level, best first."""
         images, most = len(boxes), max(min(self.pre_nms_top_n(), level) for level in levels)
         kept_boxes = boxes.new_zeros(images, len(levels), most, 4)
-        kept = objectness.new_full((images, len(levels), most), -1.0)
+        kept = objectness.new_full((images, len(levels), most), -torch.inf)
         begin = 0
         for number, count in enumerate(levels):
             best, at = objectness[:, begin : begin + count].topk(min(self.pre_nms_top_n(), count), dim=1)
-            kept[:, number, : at.shape[1]] = best.sigmoid()
+            kept[:, number, : at.shape[1]] = best  # not the sigmoid, which makes 1 of all from 17 on
             kept_boxes[:, number, : at.shape[1]] = boxes.gather(1, (at + begin).unsqueeze(2).expand(-1, -1, 4))
             begin += count
         edge = torch.tensor([(w, h, w, h) for h, w in sizes], dtype=boxes.dtype).to(
@@ -109,16 +117,17 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         )
         kept_boxes = kept_boxes.clamp(min=0).minimum(edge[:, None, None])
         sides = kept_boxes[..., 2:] - kept_boxes[..., :2]
-        alive = (kept >= max(self.score_thresh, 0.0)) & (sides >= self.min_size).all(-1)
+        there = (kept.sigmoid() >= self.score_thresh) & (kept > -torch.inf)
+        alive = there & (sides >= self.min_size).all(-1)
         suppress = suppressed if boxes.is_cuda else _suppressed_one_by_one
         stays = suppress(kept_boxes.flatten(0, 1), alive.flatten(0, 1), self.nms_thresh)
-        kept = kept.masked_fill(~stays.reshape(kept.shape), -1.0).flatten(1)
+        kept = kept.masked_fill(~stays.reshape(kept.shape), -torch.inf).flatten(1)
         best, at = kept.topk(min(self.post_nms_top_n(), kept.shape[1]), dim=1)
         chosen = kept_boxes.flatten(1, 2).gather(1, at.unsqueeze(2).expand(-1, -1, 4))
-        return [rows[:many] for rows, many in zip(chosen, (best >= 0).sum(1).tolist(), strict=True)]
+        return [rows[:many] for rows, many in zip(chosen, (best > -torch.inf).sum(1).tolist(), strict=True)]
 
     def losses(self, objectness: Tensor, deltas: Tensor, anchors: Tensor, truth: Truth) -> dict[str, Tensor]:
-        """Objectness and box regression of sampled anchors."""
+        """Objectness of sampled anchors, or of all of them where it is ranked, and boxes of sampled ones."""
         matcher, sampler = self.proposal_matcher, self.fg_bg_sampler
         best, kind = matches(
             overlaps(truth, anchors.unsqueeze(0)),
@@ -130,8 +139,12 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         positives = int(size * sampler.positive_fraction)
         columns, chosen = sample(kind, size=size, positives=positives)
         total = chosen.sum().clamp(min=1)
-        wanted = kind.gather(1, columns).clamp(min=0).to(objectness)
-        each = F.binary_cross_entropy_with_logits(objectness.gather(1, columns), wanted, reduction="none")
+        if self.ranking_weight is None:
+            wanted = kind.gather(1, columns).clamp(min=0).to(objectness)
+            each = F.binary_cross_entropy_with_logits(objectness.gather(1, columns), wanted, reduction="none")
+            classified = each.where(chosen, 0).sum() / total
+        else:
+            classified = self.ranking_weight * objectness_loss(objectness, kind)
         front = columns[:, : min(positives, kind.shape[1])]  # the rest is background
         there = chosen[:, : front.shape[1]]
         four = front.unsqueeze(2).expand(-1, -1, 4)
@@ -142,7 +155,7 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         target = self.box_coder.encode_single(truth_boxes, anchors[front].reshape(-1, 4)).reshape(four.shape)
         boxes = F.smooth_l1_loss(deltas.gather(1, four), target, beta=1 / 9, reduction="none").sum(2)
         return {
-            "loss_objectness": each.where(chosen, 0).sum() / total,
+            "loss_objectness": classified,
             "loss_rpn_box_reg": boxes.where(there, 0).sum() / total,
         }
 
