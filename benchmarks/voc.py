@@ -61,30 +61,41 @@ ROWS = {
 }
 
 #: What knows where the box is, against the baseline people would use: cross entropy with GIoU on decoded boxes, a
-#: score threshold of 0.01. Each differs from one before it in one thing.
+#: score threshold of 0.01. Each differs in one thing from one before it, but for the last two.
 GIOU = "score_threshold=0.01 boxes=giou box_weight=10"
 FOLLOWS = "score_threshold=0.01 boxes=giou by_score=true balanced=true"
-OVER = "loss.thresholds=true"
+OVER, WEIGHED = "loss.thresholds=true", "loss.thresholds=weighed"
+ORDER = "loss.order_weight=0.2"
+ALL = "rpn=ranking regions=0"
 ROWS |= {
     "boxes: CE, smooth L1": "loss=cross_entropy score_threshold=0.01",
     "boxes: CE, GIoU": f"loss=cross_entropy {GIOU}",
     "boxes: CE, GIoU by score, balanced": f"loss=cross_entropy {FOLLOWS}",
+    "boxes: CE, GIoU, RPN ranked": f"loss=cross_entropy {GIOU} rpn=ranking",
     "boxes: CE + log_ap, smooth L1": ranking(more="score_threshold=0.01"),
     "boxes: CE + log_ap, GIoU": ranking(more=GIOU),
+    "boxes: CE + log_ap, GIoU, RPN ranked": ranking(more=f"{GIOU} rpn=ranking"),
     "boxes: CE + log_ap + order 0.1, GIoU": ranking(more=f"loss.order_weight=0.1 {GIOU}"),
     "boxes: CE + log_ap + order 0.3, GIoU": ranking(more=f"loss.order_weight=0.3 {GIOU}"),
     "boxes: CE + log_ap over thresholds, GIoU": ranking(more=f"{OVER} {GIOU}"),
-    "boxes: CE + log_ap over thresholds + order 0.2, GIoU": ranking(more=f"{OVER} loss.order_weight=0.2 {GIOU}"),
-    "boxes: CE + log_ap over thresholds + order 0.2, GIoU by score": ranking(
-        more=f"{OVER} loss.order_weight=0.2 {GIOU} by_score=true"
+    "boxes: CE + log_ap over thresholds + order 0.2, GIoU": ranking(more=f"{OVER} {ORDER} {GIOU}"),
+    "boxes: CE + log_ap over weighed thresholds, GIoU": ranking(more=f"{WEIGHED} {GIOU}"),
+    "boxes: CE + log_ap over weighed thresholds + order 0.2, GIoU": ranking(more=f"{WEIGHED} {ORDER} {GIOU}"),
+    "boxes: CE + log_ap over weighed thresholds + order 0.2, GIoU by score, balanced": ranking(
+        more=f"{WEIGHED} {ORDER} {FOLLOWS}"
     ),
-    "boxes: CE + log_ap over thresholds + order 0.2, GIoU balanced": ranking(
-        more=f"{OVER} loss.order_weight=0.2 score_threshold=0.01 boxes=giou balanced=true"
+    "boxes: CE + log_ap over weighed thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": (
+        ranking(more=f"{WEIGHED} {ORDER} {FOLLOWS} {ALL}")
     ),
-    "boxes: CE + log_ap over thresholds + order 0.2, GIoU by score, balanced": ranking(
-        more=f"{OVER} loss.order_weight=0.2 {FOLLOWS}"
+    "boxes: log_ap alone over weighed thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": (
+        ranking(
+            rank="logits",
+            weight=1,
+            ce=0,
+            more=f"loss.lam=null loss.window=1 loss.margin=0.5 {WEIGHED} {ORDER} {FOLLOWS} {ALL}",
+        )
     ),
-    "boxes: CE + log_ap over thresholds, GIoU, no memory": ranking(more=f"{OVER} loss.memory=0 {GIOU}"),
+    "boxes: CE + log_ap over weighed thresholds, GIoU, no memory": ranking(more=f"{WEIGHED} loss.memory=0 {GIOU}"),
 }
 
 
