@@ -1,13 +1,14 @@
 """A multi-label classifier on Pascal VOC 2007, where mAP is the metric: what loss trains a ResNet-50 best for it?
 
     python -m benchmarks.multi_label --data DIR --weights resnet50.safetensors [--out runs/multi-label]
-        [--size 320] [--epochs 12] [--seeds 3] [--rows 'BCE|alone'] [--minutes 25]
+        [--size 224] [--batch 64] [--epochs 12] [--seeds 3] [--rows 'BCE|alone'] [--parallel 3] [--minutes 25]
     python -m benchmarks.multi_label --table --out runs/multi-label          the table of what is finished
 
 DIR has VOCdevkit/VOC2007. An image is relevant to the classes that it shows; a class of which it shows difficult
 objects alone is left out for this image, as in the official evaluation. Every row has settings of its own and a
 learning rate to choose: by mAP on `val` after training on `train`, with the first seed. Then the chosen ones train
-on `trainval` and are judged once on `test`, with all seeds. Finished runs are not run again.
+on `trainval` and are judged once on `test`, with all seeds. Finished runs are not run again, results are written
+after each. With --parallel so many processes share the device, each with the images in its memory.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +47,6 @@ from rankgrad.lab.vision.weights import load_file
 from rankgrad.samplers import random_order
 
 RATES = (1e-5, 3e-5, 1e-4)
-BATCH = 32
 
 #: The loss of logits, relevance and mask, ``[images, classes]`` each.
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -169,7 +171,7 @@ class Run(NamedTuple):
         return f"{self.row} [{self.setting}] {self.rate:g}, seed {self.seed}, {self.train} -> {self.test}"
 
 
-def train(run: Run, train: Images, test: Images, *, weights: str, size: int, epochs: int) -> float:
+def train(run: Run, train: Images, test: Images, *, weights: str, size: int, batch: int, epochs: int) -> float:
     """mAP in percent on the test images after training, last epoch."""
     device = train.store.device
     network = network_of(weights, run.seed).to(device, memory_format=torch.channels_last)
@@ -180,9 +182,9 @@ def train(run: Run, train: Images, test: Images, *, weights: str, size: int, epo
     )
     groups = [{"params": slow, "lr": run.rate}, {"params": fast, "lr": 10 * run.rate}]
     optimizer = torch.optim.AdamW(groups, weight_decay=1e-2)
-    per_epoch, generator = len(train.relevance) // BATCH, torch.Generator().manual_seed(run.seed)
+    per_epoch, generator = len(train.relevance) // batch, torch.Generator().manual_seed(run.seed)
     if not per_epoch:
-        raise UserError(f"--data: expected at least {BATCH} images to train on, received {len(train.relevance)}")
+        raise UserError(f"--data: expected at least {batch} images to train on, received {len(train.relevance)}")
     total = epochs * per_epoch
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
@@ -190,7 +192,7 @@ def train(run: Run, train: Images, test: Images, *, weights: str, size: int, epo
     )
     network.train()
     for _ in range(epochs):
-        for rows in random_order(len(train.relevance), generator)[: per_epoch * BATCH].split(BATCH):
+        for rows in random_order(len(train.relevance), generator)[: per_epoch * batch].split(batch):
             height, width = train.store.shapes[rows].T
             boxes = resized_boxes(height, width, 0.25, generator)
             flips = torch.rand(len(rows), generator=generator) < 0.5
@@ -202,20 +204,22 @@ def train(run: Run, train: Images, test: Images, *, weights: str, size: int, epo
             value.backward()
             optimizer.step()
             schedule.step()
-    return judged(network, test, view)
+    return judged(network, test, view, 2 * batch)
 
 
 @torch.no_grad()
-def judged(network: nn.Module, test: Images, view: View) -> float:
+def judged(network: nn.Module, test: Images, view: View, at_a_time: int) -> float:
     """mAP in percent; each image whole, its sides made equal."""
     network.eval()
     device, scores = test.store.device, []
-    for rows in torch.arange(len(test.relevance)).split(2 * BATCH):
+    for rows in torch.arange(len(test.relevance)).split(at_a_time):
         height, width = test.store.shapes[rows].T
         whole = torch.stack([torch.zeros_like(height), torch.zeros_like(height), width, height], dim=1).float()
         with autocast("bf16" if device.type == "cuda" else "fp32", device):
             scores.append(network(crops(test.store.fetch(rows), whole, None, view)).float())
     together = torch.cat(scores)
+    if not bool(together.isfinite().all()):
+        return 0.0  # it diverged, and is not to be chosen
     found = metrics.average_precision(together.T, test.relevance.T, mask=test.mask.T)
     return 100 * float(found)
 
@@ -272,19 +276,22 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--weights", help="a safetensors file of ResNet-50; tiny: a small network from scratch")
     parser.add_argument("--out", type=Path, default=Path("runs/multi-label"))
-    parser.add_argument("--size", type=int, default=320, help="side of what the network sees, in pixels")
+    parser.add_argument("--size", type=int, default=224, help="side of what the network sees, in pixels")
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", default=".", help="a regular expression")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time on the device")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--table", action="store_true", help="only write the table of what is finished")
     args = parser.parse_args()
     rows, device = [row for row in ROWS if re.search(args.rows, row)], torch.device(args.device)
     kept = args.out / "results.json"
-    settings = {"size": args.size, "epochs": args.epochs, "weights": Path(args.weights or "").name}
+    settings = {name: getattr(args, name) for name in ("size", "batch", "epochs")}
+    settings["weights"] = Path(args.weights or "").name
     saved = json.loads(kept.read_text()) if kept.is_file() else {"settings": settings, "results": {}}
-    results, end = saved["results"], time.monotonic() + 60 * args.minutes
+    results = saved["results"]
     if not args.table:
         if args.data is None or args.weights is None:
             parser.error("--data and --weights are needed to train")
@@ -292,41 +299,75 @@ def main() -> None:
             raise UserError(f"--out: {kept} was begun with other settings: {saved['settings']}, now {settings}")
         described = machine.describe(device)
         saved["machine"] = f"{described['hardware']}. {described['versions']}. {described['started']}."
-        parts: dict[str, Images] = {}
-        for row in rows:
-            for run in choices_of(row):
-                _measure(run, args, parts, device, saved, kept, end)
-        for seed in range(args.seeds):  # a seed of each row, then the next
-            for row in rows:
-                chosen = best(results, row)
-                if chosen is not None:
-                    _measure(finals_of(chosen, args.seeds)[seed], args, parts, device, saved, kept, end)
+        end = time.monotonic() + 60 * args.minutes
+        for run, value, seconds in _measured(args, rows, results, end):
+            results[run.name] = value
+            write_text(kept, json.dumps(saved, indent=1))
+            print(f"{run.name}: {value:.2f} ({seconds:.0f} s)", flush=True)
     options = " ".join(f"--{name} {value}" for name, value in saved["settings"].items())
-    about = f"{saved.get('machine', '')} `python -m benchmarks.multi_label {options}`, batches of {BATCH}, AdamW."
+    about = f"{saved.get('machine', '')} `python -m benchmarks.multi_label {options}`, AdamW."
     write_text(args.out / "table.md", table(results, rows, args.seeds, about.strip()))
     print((args.out / "table.md").read_text())
 
 
-def _measure(
-    run: Run,
-    args: argparse.Namespace,
-    parts: dict[str, Images],
-    device: torch.device,
-    saved: dict[str, dict[str, float]],
-    kept: Path,
-    end: float,
-) -> None:
-    """Train and keep the result, if it is not there and there is time."""
-    if run.name in saved["results"] or time.monotonic() > end:
-        return
-    for part in (run.train, run.test):
-        if part not in parts:
-            parts[part] = read(args.data, part, args.size, device)
-    began = time.monotonic()
-    sizes = {"weights": args.weights, "size": args.size, "epochs": args.epochs}
-    saved["results"][run.name] = train(run, parts[run.train], parts[run.test], **sizes)
-    write_text(kept, json.dumps(saved, indent=1))
-    print(f"{run.name}: {saved['results'][run.name]:.2f} ({time.monotonic() - began:.0f} s)", flush=True)
+def _next(rows: list[str], results: dict[str, float], begun: set[str], seeds: int) -> Run | None:
+    """What to do next: choices of all rows, then, of rows that have chosen, a seed of each before the next."""
+    wanted = [run for row in rows for run in choices_of(row)]
+    chosen = [one for row in rows if (one := best(results, row)) is not None]
+    wanted += [finals_of(one, seeds)[seed] for seed in range(seeds) for one in chosen]
+    return next((run for run in wanted if run.name not in results and run.name not in begun), None)
+
+
+def _measured(
+    args: argparse.Namespace, rows: list[str], results: dict[str, float], end: float
+) -> Iterator[tuple[Run, float, float]]:
+    """Each run with its mAP and its seconds, as they come; a process that dies takes one run with it."""
+    context, begun = multiprocessing.get_context("spawn"), set[str]()
+    workers: dict[Connection, tuple[Run, multiprocessing.process.BaseProcess]] = {}
+    free: list[tuple[Connection, multiprocessing.process.BaseProcess]] = []
+    while True:
+        while time.monotonic() < end and len(workers) < args.parallel:
+            run = _next(rows, results, begun, args.seeds)
+            if run is None:
+                break
+            begun.add(run.name)
+            if not free:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs, args))
+                process.start()
+                theirs.close()
+                free.append((ours, process))
+            pipe, process = free.pop()
+            pipe.send(run)
+            workers[pipe] = run, process
+        if not workers:
+            break
+        for pipe in wait(list(workers)):
+            assert isinstance(pipe, Connection)
+            run, process = workers.pop(pipe)
+            try:
+                value, seconds = pipe.recv()
+            except EOFError:
+                print(f"FAILED {run.name}", flush=True)
+                continue
+            free.append((pipe, process))
+            yield run, value, seconds
+    for pipe, process in free:
+        pipe.send(None)
+        process.join()
+
+
+def _work(pipe: Connection, args: argparse.Namespace) -> None:
+    """Do runs until there are none; images are read once."""
+    parts: dict[str, Images] = {}
+    while (run := pipe.recv()) is not None:
+        for part in (run.train, run.test):
+            if part not in parts:
+                parts[part] = read(args.data, part, args.size, torch.device(args.device))
+        began = time.monotonic()
+        sizes = {"weights": args.weights, "size": args.size, "batch": args.batch, "epochs": args.epochs}
+        value = train(run, parts[run.train], parts[run.test], **sizes)
+        pipe.send((value, time.monotonic() - began))
 
 
 if __name__ == "__main__":

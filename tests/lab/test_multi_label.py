@@ -1,5 +1,6 @@
 """The benchmarks of a multi-label classifier and of imbalanced problems, on data small enough for a moment."""
 
+import argparse
 import json
 import sys
 
@@ -65,9 +66,9 @@ def test_losses_of_classes():
 def test_the_table(tmp_path, monkeypatch, capsys):
     """Every loss trains; what is chosen on val is judged on test; what is finished is not run again."""
     root = as_voc(tmp_path / "data")
-    monkeypatch.setattr(multi_label, "BATCH", 3)
     monkeypatch.setattr(multi_label, "RATES", (1e-4,))
     options = ["--data", str(root), "--weights", "tiny", "--size", "32", "--epochs", "1", "--seeds", "2"]
+    options += ["--batch", "3"]
     options += ["--out", str(tmp_path / "out"), "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["multi_label.py", *options])
     multi_label.main()
@@ -77,15 +78,42 @@ def test_the_table(tmp_path, monkeypatch, capsys):
         (line,) = [one for one in written.splitlines() if one.startswith(f"| {row} |") and "rate" in one]
         assert line.split(" | ")[3] == "2"
     results = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
-    assert len(results) == 9 + 2 * 5 and all(0 <= value <= 100 for value in results.values())
+    choices = sum(len(settings) for settings in multi_label.ROWS.values())
+    assert len(results) == choices + 2 * len(multi_label.ROWS) and all(
+        0 <= value <= 100 for value in results.values()
+    )
     for row in multi_label.ROWS:
         runs = multi_label.choices_of(row)
         assert results[multi_label.best(results, row).name] == max(results[run.name] for run in runs)
-    monkeypatch.setattr(multi_label, "train", None)  # not called again
+    monkeypatch.setattr(multi_label, "_work", None)  # no process is started again
     multi_label.main()
     monkeypatch.setattr(sys, "argv", ["multi_label.py", *options, "--epochs", "2"])
     with pytest.raises(UserError, match="begun with other settings"):
         multi_label.main()
+
+
+def test_what_comes_next():
+    """Choices first; a row that has chosen trains its seeds, one of each row before the next; nothing twice."""
+    rows = ["BCE", "focal"]
+    results, begun, order = {}, set(), []
+    while (run := multi_label._next(rows, results, begun, 2)) is not None:
+        order.append(run)
+        begun.add(run.name)
+        results[run.name] = run.rate  # the largest rate is the best
+    choices = 3 * len(multi_label.RATES)
+    assert [run.test for run in order] == ["val"] * choices + ["test"] * 4
+    assert [(run.row, run.seed) for run in order[choices:]] == [("BCE", 0), ("focal", 0), ("BCE", 1), ("focal", 1)]
+    assert {run.rate for run in order[choices:]} == {max(multi_label.RATES)}
+    assert multi_label._next(rows, {}, {run.name for run in order[:choices]}, 2) is None  # they are still running
+
+
+def test_a_process_that_dies_takes_one_run_with_it(tmp_path, capsys):
+    """Of a folder without images no run is measured, and the others are tried."""
+    args = argparse.Namespace(
+        data=tmp_path, weights="tiny", size=32, batch=3, epochs=1, seeds=1, parallel=2, device="cpu"
+    )
+    assert list(multi_label._measured(args, ["BCE"], {}, float("inf"))) == []
+    assert capsys.readouterr().out.count("FAILED BCE") == len(multi_label.RATES)
 
 
 @pytest.mark.parametrize("name", [name for name in imbalanced.LOSSES if name != "LibAUC AP"])
