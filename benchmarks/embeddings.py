@@ -1,8 +1,8 @@
 """Losses on embeddings at their best: CUB, Oxford Flowers 102 and Omniglot from scratch, one head for all.
 
     python -m benchmarks.embeddings cub=DIR flowers=DIR omniglot=DIR --weights resnet50.safetensors
-        [--out runs/embeddings] [--rows 'proxy|Anchor'] [--seeds 3] [--parallel 6] [--mps] [--minutes 9]
-        [--set key=value ...]
+        [--out runs/embeddings] [--rows 'Proxy|^AP'] [--tested Proxy] [--seeds 3] [--parallel 6] [--mps]
+        [--minutes 9]
     python -m benchmarks.embeddings cub=DIR flowers=DIR omniglot=DIR --table      of what is finished
 
 Settings are chosen on *training* classes: every loss trains on a part of them and is judged on the others (one
@@ -171,7 +171,8 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
         runs = {run: text for run, text in tries(args.out, name, row).items() if score(args.out, run) is None}
         every = [*_every(args, name, data.choosing), f"data.hold_out={data.held_out:g}"]
         choosing += side_by_side.jobs_of(one, data.recipe, runs, every)
-        if (settings := best(args.out, name, row)) is not None:
+        settings = best(args.out, name, row)
+        if settings is not None and re.search(args.tested, row):
             chosen = {f"{name}, {row}": settings}
             testing += side_by_side.jobs_of(all_rows, data.recipe, chosen, _every(args, name, data.epochs))
     return [*choosing, *sorted(testing, key=lambda job: job.seed)]
@@ -226,6 +227,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", help="NAME=DIR: cub, flowers, omniglot")
     side_by_side.add_running_arguments(parser, out="runs/embeddings", epochs=0, seeds=3)
+    parser.add_argument("--tested", default=".", help="of these rows, those to test: a regular expression")
     parser.add_argument("--set", dest="settings", nargs="*", default=[], help="settings for every run")
     args = parser.parse_args(words)
     args.losses = [row for row in ROWS if re.search(args.rows, row)]

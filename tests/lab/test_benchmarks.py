@@ -160,6 +160,8 @@ def test_what_is_chosen_comes_before_what_is_tested(tmp_path, monkeypatch):
     assert [(job.row, job.seed) for job in jobs] == [(f"cub, {r}", k) for k in (0, 1) for r in ("AP", "FastAP")]
     assert "embedding_lr=1" in jobs[0].settings and "embedding_lr=10" in jobs[1].settings
     assert all("lr=3e-05" in job.settings and "epochs=15" in job.settings for job in jobs)
+    args.tested = "^AP$"
+    assert [(job.row, job.seed) for job in embeddings.jobs_of(args)] == [("cub, AP", 0), ("cub, AP", 1)]
 
 
 def _ended(jobs, ended, number, threads):

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 
+from rankgrad.lab import recipes
 from rankgrad.lab.cli import main
 from rankgrad.lab.recipes import run
 from rankgrad.lab.retrieval import batches, watch
 from rankgrad.lab.retrieval.config import Batch
+from rankgrad.lab.retrieval.images.task import ImageTask
 from rankgrad.lab.retrieval.splits import Items, by_items
 from rankgrad.lab.training.errors import UserError
 
@@ -115,10 +117,12 @@ def items(*counts):
 @pytest.mark.parametrize(
     ("counts", "size", "per_class"),
     [
-        ([20] * 10, 120, 12),
+        ([20] * 10, 40, 4),
+        ([40] * 10, 80, 8),
+        ([400] * 10, 120, 12),
         ([3] * 10, 40, 4),
         ([20] * 32, 128, 4),
-        ([50, 60], 100, 50),
+        ([50, 60], 20, 10),
         ([1, 1, 30], 12, 4),
     ],
 )
@@ -136,10 +140,25 @@ def test_a_small_folder_trains(tmp_path, capsys):
         images.image(root / name / "a.png", 30, 0)
     _, (result,) = run.run("folder", [*SMALL, "epochs=1", f"data.root={root}"], out=str(tmp_path / "a"))
     said = capsys.readouterr().out
-    assert "batches of 1" in said and "instead of 128" in said
+    assert "batches of 44, all 11 classes x 4, instead of 128" in said
+    assert "steps in all" not in said  # one epoch is a trial
     assert "classes with a single item" in said and ("alone" in said or "single" in said)
     assert "trains on 182 images of 11 classes, tests on 220 images of 11 classes" in said
     assert result.last["step"] >= 1
+
+
+def test_too_few_steps_and_rates_that_are_none_are_told(tmp_path):
+    root = images.folder_set(tmp_path / "data", classes=20, each=8)
+    settings = [*SMALL, f"data.root={root}", "weights=none"]
+
+    def told(*more):
+        _, config = recipes.load("folder", [*settings, *more])
+        return " ".join(ImageTask(config, torch.device("cpu")).told)
+
+    said = told("epochs=15", "lr=3e-5")
+    assert "epochs=15 are 30 steps in all: so few may not be enough, try epochs=50" in said
+    assert "lr=3e-05 is a rate for pretrained networks, this one is not (weights=none): try lr=0.001" in said
+    assert not {"steps", "rate"} & set(told("epochs=30", "lr=3e-4").split())
 
 
 def test_few_classes_are_split_by_images(tmp_path):

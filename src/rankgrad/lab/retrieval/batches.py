@@ -7,18 +7,21 @@ from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.training.errors import UserError
 from rankgrad.samplers import ClassSampler, SuperLabelSampler
 
+#: Batches that an epoch of a small data set has, where its classes have the items for it.
+_STEPS = 5
+
 
 def fitted(batch: Batch, items: Items) -> tuple[Batch, str]:
     """A batch that the classes can fill, and what is said about it where it differs from the one asked for.
 
     A batch shows ``size / per_class`` classes. Where there are fewer, it shows all of them, and more items of each
-    as far as most classes have them, so that it stays as large as it can.
+    as far as most classes have enough of them for several batches: one batch an epoch would hardly train.
     """
     classes = items.classes()
     if batch.sampler != "classes" or batch.size // batch.per_class <= classes:
         return batch, ""
     typical = int(items.labels.bincount().float().quantile(0.5, interpolation="lower"))
-    per_class = max(batch.per_class, min(batch.size // classes, typical))
+    per_class = max(batch.per_class, min(batch.size // classes, typical // _STEPS))
     size = classes * per_class
     told = f"batches of {size}, all {classes} classes x {per_class}, instead of {batch.size}"
     return batch.model_copy(update={"size": size, "per_class": per_class}), told

@@ -19,6 +19,11 @@ from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
 
+#: Fewer steps in a whole run are told.
+FEW_STEPS = 50
+#: A rate for networks that start from scratch.
+SCRATCH_LR = 1e-3
+
 
 def embed(
     network: nn.Module,
@@ -101,7 +106,7 @@ class RetrievalTask(Task):
         classes, size = int(labels.max()) + 1, self.network.embedding_size
         self.loss = self.build_loss(classes, size).to(device)
         self._watch = watch.Watch(watch.advice(config.loss.name, config.loss.arguments()))
-        self.told = [self._counts(), *self._warnings(), *([fitted] if fitted else [])]
+        self.told = [self._counts(), *self._warnings(), *([fitted] if fitted else []), *self._doubts()]
 
     @classmethod
     def check_loss(cls, config: Any) -> None:
@@ -158,6 +163,19 @@ class RetrievalTask(Task):
                 more = ", ..." if len(alone) > 5 else ""
                 why = "it serves as an irrelevant one" if source is self.source else "it is no query"
                 told.append(f"{len(alone)} {use} classes with a single item ({why}): {shown}{more}")
+        return told
+
+    def _doubts(self) -> list[str]:
+        """What a new user stumbles on: too few steps to learn anything, a rate that is none for this network."""
+        steps, rate = self.config.epochs * self.steps_per_epoch, self.config.optim.lr
+        told = []
+        if steps < FEW_STEPS and self.config.epochs > 1:  # one epoch is a trial
+            enough = -(-2 * FEW_STEPS // self.steps_per_epoch)
+            begin = f"epochs={self.config.epochs} are {steps} steps in all"
+            told.append(f"{begin}: so few may not be enough, try epochs={enough}")
+        if rate < SCRATCH_LR / 10 and not self.pretrained(self.config):
+            begin = f"lr={rate:g} is a rate for pretrained networks"
+            told.append(f"{begin}, this one is not (weights=none): try lr={SCRATCH_LR:g}")
         return told
 
     def parameter_groups(self) -> list[dict[str, Any]]:
