@@ -4,7 +4,8 @@ An irrelevant item j is placed by ``k[j]``, the number of relevant scores strict
 ties); a histogram of k then gives, by prefix sums, how many irrelevant items stand at or above each slot.
 
 To find ``k[j]`` without a binary search, the range of the relevant scores is cut into uniform cells with a table
-of how many relevant scores lie in better cells; only inside a cell is there anything to compare.
+of how many relevant scores lie in better cells; only inside a cell is there anything to compare. A few relevant
+scores are compared with every item instead, several items at a time.
 
 Items are placed twice: before and after the relevant scores have moved. ``out`` gets the first places, and then what
 becomes of them: the change of an item's rank, or (by a window) the sum of the slopes of the relevant items that
@@ -24,6 +25,7 @@ CELLS = 64  # per relevant score: where a cell is empty, which is nearly everywh
 FEWER_CELLS = 32  # per relevant score, where the table is larger than the nearest caches anyway
 MANY_CELLS, MOST_CELLS = 1 << 20, 1 << 22
 TWO_HISTOGRAMS = 1 << 12  # places; with more of them equal neighbours are rare, and memory counts
+FEW = 8  # relevant scores that every item is compared with, without cells
 LINEAR_SEARCH = 8  # more relevant scores than this in one cell: search it by halves
 
 #: What is written when items are placed: their places, how these changed, or sums of slopes.
@@ -168,28 +170,38 @@ def stream(row, cells, out, moved, counts, chunk):
     last_cell = np.float32(len(table) - 2)
     even, odd = counts[chunk, 0], counts[chunk, counts.shape[1] - 1]
     first, end = bounds(len(relevance), chunk, len(counts))
-    values, places = np.empty(BLOCK, np.float32), np.empty(BLOCK, table.dtype)
+    room = min(BLOCK, end - first)
+    values, places = np.empty(room, np.float32), np.empty(room, table.dtype)
     bad = False
     for start in range(first, end, BLOCK):
         stop = min(start + BLOCK, end)
         size = stop - start
         here, flags, exist, into = scores[start:stop], relevance[start:stop], mask[start:stop], out[start:stop]
         real = floats[start:stop]
-        for i in range(len(here)):
-            values[i] = read_score(here, decode, i) + half
-            places[i] = cell_of(values[i], best, scale, last_cell)
+        if len(table):
+            for i in range(len(here)):
+                values[i] = read_score(here, decode, i) + half
+                places[i] = cell_of(values[i], best, scale, last_cell)
+            for i in range(size):
+                cell = np.uint32(places[i])
+                place = table[cell]
+                if place < 0:
+                    place = count_above(values[i], levels, ~place, better_up_to(table[cell + np.uint32(1)]))
+                places[i] = place
+        else:
+            for i in range(len(here)):
+                values[i] = read_score(here, decode, i) + half
+                places[i] = 0
+            for m in range(len(levels)):
+                level = levels[m]
+                for i in range(size):
+                    places[i] += level > values[i]
         if masked:
             for i in range(len(exist)):
                 bad |= (values[i] != values[i]) & (exist[i] != 0)
         else:
             for i in range(size):
                 bad |= values[i] != values[i]
-        for i in range(size):
-            cell = np.uint32(places[i])
-            place = table[cell]
-            if place < 0:
-                place = count_above(values[i], levels, ~place, better_up_to(table[cell + np.uint32(1)]))
-            places[i] = place
         if mode == PLACES:
             for i in range(len(into)):
                 into[i] = places[i]
@@ -226,6 +238,8 @@ def prepare(words, spare, n, out):
     levels = spare.view(np.float32)[:p]
     for m in range(p):
         levels[m] = score_of(words[m])
+    if p <= FEW:
+        return levels, np.empty(0, out.dtype), np.float32(0), np.float32(0)
     cells = max(min(CELLS * p, MANY_CELLS), min(FEWER_CELLS * p, MOST_CELLS))
     table = np.empty(max(16, min(cells, max(4 * p, n))) + 1, out.dtype)
     best, scale = make_table(levels, table)
