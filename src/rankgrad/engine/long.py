@@ -3,6 +3,7 @@
 their workspace."""
 
 import functools
+import itertools
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from rankgrad.engine.launching import Launcher, Plan, programs
 from rankgrad.engine.request import Answer, Request
-from rankgrad.engine.triton_arguments import Arguments
+from rankgrad.engine.triton_arguments import Arguments, room_for_gradient
 
 _CHUNKS, _TERMS_BLOCK = 256, 512
 _SORT_BLOCK, _MERGE_PIECE = 1024, 512
@@ -25,7 +26,7 @@ _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream
 _GATHERERS = 4  # programs a processor that gather, where there are so many items
 _ROOM = 1 << 20  # for private copies of the counts
-_MOST_SLOTS = 1 << 25  # relevant items that there is room for at once, of all lists: 36 bytes each
+_MOST_SLOTS = 1 << 24  # relevant items that there is room for at once, of all lists: 36 bytes each
 _COUNTS_ONLY = 5  # what `terms` does besides the forms
 
 
@@ -72,8 +73,8 @@ def _plan(device: torch.device, calls: int, per_call: int, n: int, slots: int, *
 class _Evaluation:
     """One evaluation over few long lists, ``[calls, lists, n]``."""
 
-    def __init__(self, request: Request) -> None:
-        self.given = Arguments(request)
+    def __init__(self, request: Request, gradient: Tensor | None = None) -> None:
+        self.given = Arguments(request, gradient)
         self.plan = _plan(self.given.device, *self.given.key)
         self.launch = Launcher(self.plan, self.given.device)
         self.lists, self.slotwise, self.sorting = _kernels()
@@ -221,9 +222,9 @@ def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     return above, own.where(own <= count, 0), run.given.losses
 
 
-def _at_once(request: Request) -> Answer:
-    """:func:`evaluate` with room for all lists."""
-    run = _Evaluation(request)
+def _at_once(request: Request, gradient: Tensor | None = None) -> Answer:
+    """:func:`evaluate` with room for all lists; ``gradient`` is where theirs goes."""
+    run = _Evaluation(request, gradient)
     run.gather()
     run.sort(again=False)
     run.place(again=False)
@@ -237,29 +238,24 @@ def _at_once(request: Request) -> Answer:
     return run.given.answer()
 
 
-def _in_parts(request: Request, dim: int, size: int) -> Answer:
-    """:func:`evaluate` for ``size`` calls (``dim`` 0) or lists of one call (1) at a time."""
-    per_item = ("scores", "relevance", "mask")
-    per_call = ("spread", "lists") if dim == 0 else ()
-    given = {name: getattr(request, name) for name in per_item + per_call}
-    width = request.scores.shape[-1] if request.with_gradient else 0
-    gradient: Tensor | None = None
-    losses, divisors, lists = [], [], []
-    for start in range(0, request.scores.shape[dim], size):
-        part: dict[str, Any] = {
-            name: None if one is None else one.narrow(dim, start, min(size, one.shape[dim] - start))
-            for name, one in given.items()
-        }
-        answer = evaluate(request._replace(**part))
-        if gradient is None:
-            gradient = answer.gradient.new_empty((*request.scores.shape[:-1], width))
-        gradient.narrow(dim, start, answer.gradient.shape[dim]).copy_(answer.gradient)
-        losses.append(answer.losses)
-        divisors.append(answer.divisor)
-        lists.append(answer.lists)
-    assert gradient is not None
-    counting = lists[0] if dim else torch.cat(lists)
-    return Answer(torch.cat(losses, dim), gradient, torch.cat(divisors, dim), counting)
+def _in_turn(request: Request, slots: int) -> Answer:
+    """:func:`evaluate` for some calls at a time, or some lists of one: each writes its part of the gradient."""
+    (calls, per_call), gradient = request.shape, room_for_gradient(request)
+    losses, divisor = (request.scores.new_empty(request.shape, dtype=torch.float64) for _ in range(2))
+    some_calls, some_lists = max(1, _MOST_SLOTS // (per_call * slots)), max(1, _MOST_SLOTS // slots)
+    for call, first in itertools.product(range(0, calls, some_calls), range(0, per_call, some_lists)):
+        here = slice(call, call + some_calls), slice(first, first + some_lists)
+        part = request._replace(
+            scores=request.scores[here],
+            relevance=request.relevance[here],
+            mask=None if request.mask is None else request.mask[here],
+            spread=None if request.spread is None else request.spread[here[0]],
+            lists=None if request.lists is None else request.lists[here[0]],
+        )
+        answer = _at_once(part, gradient[here])
+        losses[here], divisor[here] = answer.losses, answer.divisor
+    assert request.lists is not None
+    return Answer(losses, gradient, divisor, request.lists)
 
 
 def evaluate(request: Request) -> Answer:
@@ -272,10 +268,8 @@ def evaluate(request: Request) -> Answer:
     slots = min(n, request.max_relevant or n)
     if calls * per_call * slots <= _MOST_SLOTS or calls * per_call == 1:
         return _at_once(request)
-    if calls > 1:
-        return _in_parts(request, 0, max(1, _MOST_SLOTS // (per_call * slots)))
     if request.lists is None:
         found = request.relevance != 0
         found = found if request.mask is None else found & request.mask
         request = request._replace(lists=found.any(-1).sum(-1))
-    return _in_parts(request, 1, max(1, _MOST_SLOTS // slots))
+    return _in_turn(request, slots)

@@ -25,11 +25,18 @@ def as_numbers(flags: Tensor) -> Tensor:
     return flags.contiguous().view(torch.uint8) if flags.dtype == torch.bool else flags.contiguous()
 
 
+def room_for_gradient(request: Request) -> Tensor:
+    """Memory for the gradient of an answer."""
+    *lists, n = request.scores.shape
+    dtype = torch.float32 if request.by_window else count_dtype(n)
+    return torch.empty((*lists, n if request.with_gradient else 0), dtype=dtype, device=request.scores.device)
+
+
 class Arguments:
     """What the kernels of all regimes are given. Pointers that a request has no tensor for point to some other
-    one."""
+    one. ``gradient`` is where the gradient goes, if there is room already."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, gradient: Tensor | None = None) -> None:
         scores, device = request.scores, request.scores.device
         self.calls, self.per_call, self.n = scores.shape
         self.rows, self.device = self.calls * self.per_call, device
@@ -53,11 +60,7 @@ class Arguments:
             if request.lists is None
             else request.lists.contiguous()
         )
-        self.gradient = torch.empty(
-            (self.calls, self.per_call, self.n if self.with_gradient else 0),
-            dtype=torch.float32 if self.by_window else count_dtype(self.n),
-            device=device,
-        )
+        self.gradient = room_for_gradient(request) if gradient is None else gradient
         # By window too the kernels keep integers in it, until the gradient replaces them.
         self.changes = self.gradient.view(torch.int32) if self.by_window else self.gradient
         self.tables = self.losses if request.tables is None else request.tables.contiguous()
@@ -69,7 +72,7 @@ class Arguments:
         #: What Triton compiles for, of everything that comes from outside.
         self.key = (
             self.calls, self.per_call, self.n, self.slots, self.with_gradient, self.by_window,
-            *kinds(self.scores, self.relevance, self.mask, self.tables, self.lists, self.spread),
+            *kinds(self.scores, self.relevance, self.mask, self.tables, self.lists, self.spread, self.gradient),
         )  # fmt: skip
 
     def answer(self) -> Answer:
