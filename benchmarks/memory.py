@@ -50,7 +50,7 @@ class OneList(nn.Module):
             valid = torch.cat([torch.ones_like(items, dtype=torch.bool), old[3]])
             together = [torch.cat(pair) for pair in zip((rows, labels, items), old[:3], strict=True)]
             lists = Lookup(rows, labels, items, *together, valid)
-        value = self.loss.list_loss(*lists.pairs())
+        value = self.loss.mean([lists])
         self.memory.push(rows, labels, items)
         return value
 

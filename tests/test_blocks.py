@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rankgrad
 from rankgrad.losses import _blocks
+from rankgrad.losses._lists import loss_of_lists
 from rankgrad.pairs import Lookup, unit_length
 
 ROWS = 7
@@ -39,7 +40,9 @@ def data(n=30, dim=8, seed=0, dtype=torch.float64):
 
 def by_the_matrix(loss, lookup):
     """The whole matrix of similarities, its loss, and autograd through the product."""
-    return loss.list_loss(*lookup.pairs())
+    scores, relevance, mask = lookup.pairs()
+    options = {"lam": loss.lam, "window": loss.window, "margin": loss.margin, "mask": mask}
+    return loss_of_lists(scores, relevance, form=loss.form, **options)
 
 
 def gradients_of(make_value, *tensors):
@@ -122,6 +125,8 @@ ASKED = {
     "lam": _blocks.Asked("log", "lam", 5.0, 0.0, False, None),
     "window": _blocks.Asked("log", "window", 0.3, 0.0, False, None),
     "automatic": _blocks.Asked("log", "share", 1.0, 0.5, True, None),
+    "hinge": _blocks.Asked("ap", "window", 0.3, forces="hinge", upper=0.9, lower=0.2, weight=0.7),
+    "balanced": _blocks.Asked("log", "window", 0.3, forces="balanced", upper=0.1, lower=-0.1, weight=2.5),
 }
 
 
@@ -144,9 +149,9 @@ def test_products_and_memory(monkeypatch, reach, kind, wanted, products):
     labels, other_labels = torch.arange(queries) // 4, torch.arange(len(others)) // 4
     lookup = Lookup(rows_of, labels, torch.arange(queries), others, other_labels, torch.arange(len(others)))
     with Counted() as counted:
-        _blocks._evaluate(lookup, kind == "batch", None, None, None, ASKED[reach], *wanted)
+        _blocks._evaluate(lookup, _blocks.Known(), ASKED[reach], _blocks.Wanted(kind == "batch", *wanted))
     blocks = queries // rows
-    assert counted.products == blocks * (products + (reach == "automatic"))
+    assert counted.products == blocks * (products + (reach in ("automatic", "hinge")))
     assert counted.largest <= max(8 * rows * (len(others) + 1), 4 * len(others) * dim)
     assert 8 * rows * len(others) < queries * len(others) / 2  # what would be seen of a matrix, even of bytes
 
@@ -174,32 +179,17 @@ def test_compiled(small_blocks, form):
     torch.testing.assert_close(*results)
 
 
-def test_opcheck(small_blocks):
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_opcheck(small_blocks, asked):
     embeddings, labels, items = data(20)
     refs, ref_labels, _ = data(23, seed=1)
     queries, others = (unit_length(one).detach().requires_grad_() for one in (embeddings, refs))
-    rest = ("ap", "share", 1.0, 0.5, True, None)
-    for arguments in (
-        (queries, labels, items, None, labels, items, None, None, None, None, *rest, True, False),
-        (
-            queries,
-            labels,
-            None,
-            others,
-            ref_labels,
-            ref_labels,
-            ref_labels > 1,
-            None,
-            None,
-            None,
-            *rest,
-            True,
-            True,
-        ),
-    ):
-        torch.library.opcheck(torch.ops.rankgrad.lookup_loss.default, arguments)
-    seen = (queries.detach(), labels, items, others.detach(), ref_labels, ref_labels, None, True)
-    torch.library.opcheck(torch.ops.rankgrad.survey_op.default, seen)
+    batch = Lookup(queries, labels, items, queries, labels, items)
+    against = Lookup(queries, labels, None, others, ref_labels, ref_labels, ref_labels > 1)
+    for lookup, wanted in ((batch, (True, True, False)), (against, (False, True, True))):
+        torch.library.opcheck(torch.ops.rankgrad.lookup_loss.default, (*lookup, *_blocks.Known(), *asked, *wanted))
+        detached = lookup._replace(queries=queries.detach(), candidates=lookup.candidates.detach())
+        torch.library.opcheck(torch.ops.rankgrad.survey_op.default, (*detached, *asked, True))
 
 
 def test_nan_and_nothing_relevant(small_blocks):
@@ -213,3 +203,80 @@ def test_nan_and_nothing_relevant(small_blocks):
     with pytest.raises(ValueError, match="scores: expected no NaN"):
         loss(embeddings, labels)
     assert rankgrad.RecallLoss()(embeddings[:0], labels[:0]) == 0
+
+
+BEYOND_RANKS = {
+    "proxies": lambda: rankgrad.ProxyRankingLoss(6, 8, window=0.4, threshold=0.2, pairs=0.5),
+    "hinge": lambda: rankgrad.PairRankingLoss(hinge=0.7, pull=0.6, push=0.1),
+    "hinge, memory": lambda: rankgrad.PairRankingLoss(hinge=0.7, pull=0.6, push=0.1, memory=1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", BEYOND_RANKS)
+def test_forces_in_blocks(monkeypatch, name, autocast, dtype):
+    """Proxies and the hinge: value and all gradients are those of one block, which test_proxies checks."""
+    results = []
+    for rows in (ROWS, 2, 1000):
+        monkeypatch.setattr(_blocks, "block_rows", lambda candidates, rows=rows: rows)
+        torch.manual_seed(7)
+        loss, found = BEYOND_RANKS[name](), []
+        for step in range(3):
+            embeddings, labels, items = data(seed=step, dtype=torch.float32)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                found += gradients_of(functools.partial(loss, labels=labels, items=items), embeddings.to(dtype))
+        results.append([*found, *(one.grad for one in loss.parameters())])
+    assert all(one.isfinite().all() and one.any() for one in results[0])
+    for several in results[:2]:
+        torch.testing.assert_close(several, results[2])
+
+
+@pytest.mark.parametrize("name", BEYOND_RANKS)
+def test_forces_inside_transforms(name):
+    """torch.func.vmap takes the matrix: values and gradients of one call after another."""
+    torch.manual_seed(8)
+    loss = BEYOND_RANKS[name]().eval()
+    embeddings, labels, items = data(dtype=torch.float32)
+    batches = torch.stack([embeddings, embeddings.flip(1)])
+    if name == "proxies":
+        loss.pairs = 0.0
+        one = functools.partial(lookup_of_proxies, loss, labels)
+    else:
+        one = functools.partial(loss, labels=labels, items=items)
+    x, y = (batches.clone().requires_grad_() for _ in range(2))
+    values, expected = torch.func.vmap(one)(x), torch.stack([one(batch) for batch in y])
+    torch.testing.assert_close(values, expected)
+    values.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def lookup_of_proxies(loss, labels, embeddings):
+    lists = Lookup(unit_length(loss.proxies), torch.arange(6), None, unit_length(embeddings), labels, labels)
+    return _blocks.lookup_loss(lists, _blocks.Known(), loss.asked())
+
+
+@pytest.mark.parametrize("reach", ["automatic", "hinge"])
+def test_both_computations_of_a_block_have_the_same_bits(small_blocks, monkeypatch, reach):
+    """What is counted first and what is ranked then are the same scores, in float32 too."""
+    seen = []
+    pairs = Lookup.pairs
+    monkeypatch.setattr(Lookup, "pairs", lambda self: seen.append(pairs(self)) or seen[-1])
+    embeddings, labels, items = data(dtype=torch.float32)
+    queries = unit_length(embeddings).requires_grad_()
+    lookup = Lookup(queries, labels, items, queries, labels, items)
+    _blocks.lookup_loss(lookup, _blocks.Known(), ASKED[reach])
+    blocks = -(-30 // ROWS)
+    assert len(seen) == 2 * blocks
+    for first, second in zip(seen[:blocks], seen[blocks:], strict=True):
+        assert torch.equal(first.scores, second.scores)
+
+
+def test_references_of_another_dtype():
+    embeddings, labels, _ = data()
+    refs, ref_labels, _ = data(41, seed=1)
+    loss = rankgrad.RecallLoss()
+    for left, right in ((torch.float32, torch.float64), (torch.float64, torch.float32)):
+        found = gradients_of(lambda x, r: loss(x, labels, r, ref_labels), embeddings.to(left), refs.to(right))
+        assert [one.dtype for one in found] == [left, left, right]

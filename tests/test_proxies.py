@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import rankgrad
+from rankgrad.losses._blocks import Known
+from rankgrad.pairs import Pairs
 
 import oracles
 
@@ -32,8 +34,10 @@ def forces(cosine, items=60, classes=20):
     loss = rankgrad.ProxyRankingLoss(classes, 4, pairs=0).double()
     scores = torch.full((classes, items), cosine, dtype=torch.float64, requires_grad=True)
     relevance = torch.arange(classes).unsqueeze(1) == torch.arange(items) % classes
-    loss._of_proxies(scores, relevance).backward()
-    return scores.grad.sum().item() * loss.window
+    rankgrad.recall_loss(scores, relevance, window=loss.window).backward()
+    pairs = Pairs(scores.detach(), relevance, None)
+    _, force = loss.asked().forces_on(pairs, Known(), torch.tensor(classes), classes)
+    return (scores.grad + force).sum().item() * loss.window
 
 
 def test_moving_all_items_together_gains_nothing():

@@ -9,6 +9,7 @@ from hypothesis import given
 
 import rankgrad
 from rankgrad import reach
+from rankgrad.engine import zero_gradients
 
 import oracles
 from strategies import forms, lists
@@ -232,3 +233,41 @@ def test_compiled_and_vmapped_each_call_has_its_own_spread(name, width):
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     z = scores[1].clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(compiled(z, target[1]), z)[0], separate_grad[1])
+
+
+@pytest.fixture
+def _nothing_seen(monkeypatch):
+    monkeypatch.setattr(zero_gradients._Seen, "calls", 0)
+    monkeypatch.setattr(zero_gradients._Seen, "warned", False)
+
+
+@pytest.mark.usefixtures("_nothing_seen")
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [({"window": 1e-9}, r"larger window \(received 1e-09\)"), ({"lam": 1e-9}, r"larger lam \(received 1e-09\)")],
+)
+def test_a_reach_that_is_too_short_is_said_once(given, advice):
+    with pytest.warns(UserWarning, match=rf"4 of 4 lists with a loss have no gradient.*{advice}") as seen:
+        [gradient(LOSSES["ap"], SCORES, **given) for _ in range(20)]
+    assert len(seen) == 1
+
+
+@pytest.mark.usefixtures("_nothing_seen")
+def test_no_warning_where_some_learn_nothing_is_left_or_no_gradient_is_wanted(recwarn):
+    gradient(LOSSES["ap"], SCORES)
+    mixed = SCORES.clone()
+    mixed[1:] *= 1e12  # one list of four is within reach
+    gradient(LOSSES["ap"], mixed, window=1.0)
+    gradient(LOSSES["ap"], RELEVANCE.double(), window=1e-9)  # perfect
+    LOSSES["ap"](SCORES, window=1e-9)
+    x = SCORES[0].clone().requires_grad_()
+    rankgrad.recall_loss(x, RELEVANCE[0], window=1e-9).backward()  # too few items to tell
+    assert not recwarn.list
+
+
+@pytest.mark.usefixtures("_nothing_seen")
+def test_groups_without_gradient():
+    groups = torch.arange(120) % 4
+    x = SCORES.flatten().requires_grad_()
+    with pytest.warns(UserWarning, match="4 of 4 lists with a loss have no gradient"):
+        rankgrad.recall_loss(x, RELEVANCE.flatten(), window=1e-9, groups=groups)

@@ -15,7 +15,7 @@ def _methods_of(kind: type) -> list[str]:
     for base in kind.__mro__:
         if base.__module__.startswith("rankgrad"):
             for name, value in vars(base).items():
-                hidden = name.startswith("_") or name in ("extra_repr", "list_loss") or name in found
+                hidden = name.startswith("_") or name in ("extra_repr", "asked", "mean") or name in found
                 if not hidden and inspect.isfunction(value) and value.__doc__:
                     found.append(name)
     return found

@@ -5,18 +5,25 @@ each of its elements a call.
 """
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
-import inspect
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankgrad.engine import cuda
+from rankgrad.engine import cuda, zero_gradients
 from rankgrad.engine.dispatch import engine_for, has_triton
 from rankgrad.engine.layouts import Ragged, Rows, layout_of
 from rankgrad.engine.precision import compute_dtype, count_dtype
-from rankgrad.engine.registration import check_nan, fake_of, is_plain_call, op, vmap_over_calls, waits_for_checks
+from rankgrad.engine.registration import (
+    check_nan,
+    fake_of,
+    is_plain_call,
+    op,
+    op_on,
+    vmap_over_calls,
+    waits_for_checks,
+)
 from rankgrad.engine.request import Answer, Request
 from rankgrad.engine.spread import spread
 
@@ -64,17 +71,9 @@ def evaluate(request: Request) -> Answer:
         answer = answer._replace(losses=answer.losses + poison)
     if waits_for_checks(request.scores, request.check_finite):
         check_nan(answer.losses, request.tables)
+    if request.with_gradient and request.scores.device.type == "cpu":
+        zero_gradients.look(asked, answer)
     return answer
-
-
-def _request_op(fn: Any) -> Any:
-    """An op whose arguments are the fields of a request."""
-    # Without defaults: torch leaves out arguments that are equal to them, and a vmap rule finds others in their
-    # place.
-    fields = [one.replace(default=one.empty) for one in inspect.signature(Request).parameters.values()]
-    returned = inspect.signature(fn).return_annotation
-    fn.__signature__ = inspect.Signature(fields, return_annotation=returned)
-    return op(fn)
 
 
 def _evaluate(*fields: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -83,7 +82,7 @@ def _evaluate(*fields: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return losses, gradient, divisor, lists.clone() if lists is fields[6] else lists
 
 
-evaluate_op = _request_op(_evaluate)
+evaluate_op = op_on(Request)(_evaluate)
 
 
 @fake_of("evaluate")
@@ -110,7 +109,7 @@ def _standings(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     return above, own, bad
 
 
-standings = _request_op(_standings)
+standings = op_on(Request)(_standings)
 
 
 @fake_of("standings")
@@ -156,16 +155,8 @@ def reduce_lists(
 
 
 @fake_of("reduce_lists")
-def _(
-    scores: Tensor,
-    losses: Tensor,
-    gradient: Tensor,
-    divisor: Tensor,
-    lists: Tensor,
-    offsets: Tensor | None,
-    reduction: str,
-) -> Tensor:
-    shape = losses.shape if reduction == "none" else lists.shape
+def _(scores: Tensor, losses: Tensor, gradient: Tensor, divisor: Tensor, lists: Tensor, *rest: Any) -> Tensor:
+    shape = losses.shape if rest[-1] == "none" else lists.shape
     return scores.new_empty(shape, dtype=compute_dtype(scores.dtype))
 
 
@@ -228,17 +219,8 @@ def _may_take_over(gradient: Tensor, upstream: Tensor, dtype: torch.dtype) -> bo
 
 
 @fake_of("reduce_lists_backward")
-def _(
-    upstream: Tensor,
-    losses: Tensor,
-    gradient: Tensor,
-    divisor: Tensor,
-    lists: Tensor,
-    offsets: Tensor | None,
-    reduction: str,
-    dtype: torch.dtype,
-) -> Tensor:
-    return torch.empty_like(gradient, dtype=dtype)
+def _(upstream: Tensor, losses: Tensor, gradient: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(gradient, dtype=rest[-1])
 
 
 def _reduce_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -3,8 +3,9 @@
 Values are checked inside the ops, so that the checks hold under torch.compile and vmap as well.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -23,6 +24,34 @@ def op(fn: Callable[..., Any]) -> Any:
     torch.library.define(name, torch.library.infer_schema(fn, mutates_args=()))
     torch.library.impl(name, "default")(fn)
     return getattr(torch.ops.rankgrad, short).default
+
+
+def op_on(*records: Any) -> Callable[[Callable[..., Any]], Any]:
+    """:func:`op` of a function of ``*fields``: the fields of NamedTuples, one record behind the other."""
+
+    def register(fn: Callable[..., Any]) -> Any:
+        # Without defaults: torch leaves out arguments that are equal to them, and a vmap rule finds others in
+        # their place.
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        fields = [
+            inspect.Parameter(name, kind, annotation=annotation)
+            for record in records
+            for name, annotation in get_type_hints(record).items()
+        ]
+        returned = inspect.signature(fn).return_annotation
+        fn.__signature__ = inspect.Signature(fields, return_annotation=returned)  # type: ignore[attr-defined]
+        return op(fn)
+
+    return register
+
+
+def records_of(fields: Sequence[Any], *records: Any) -> list[Any]:
+    """The records that :func:`op_on` has taken apart."""
+    found, at = [], 0
+    for record in records:
+        found.append(record(*fields[at : at + len(record._fields)]))
+        at += len(record._fields)
+    return found
 
 
 def fake_of(name: str) -> Callable[[_F], _F]:

@@ -1,10 +1,13 @@
 """Losses of queries against candidates in blocks of queries: no matrix of all similarities is ever there.
 
 The similarities of a block are computed, ranked, turned into the gradient of the scores and at once into its share
-of the gradients of queries and candidates, and dropped. A ranking loss is linear in what arrives from above, so
+of the gradients of queries and candidates, and dropped. These losses are linear in what arrives from above, so
 backward has nothing left to do but one multiplication: three products of matrices for a batch, two against a
-memory (which has no gradient), one without a gradient. Where the spread of the scores is asked for and there is
-more than one block, it comes first and costs one product more. Memory: O((Q + N) d + block x N).
+memory (which has no gradient), one without a gradient. What concerns the scores of all blocks, their spread or
+how many of them are beyond a threshold, comes first where there is more than one block, and costs one product
+more: the same product of the same rows, so the same bits. Memory: O((Q + N) d + block x N).
+
+A small batch is one block: its matrix is there, once, and no product is computed twice.
 """
 
 # No `from __future__ import annotations`: torch reads the annotations to make the ops' schemas.
@@ -16,10 +19,11 @@ from torch import Tensor
 
 from rankgrad.engine import ops
 from rankgrad.engine.precision import without_autocast
-from rankgrad.engine.registration import fake_of, is_plain_call, op
+from rankgrad.engine.registration import fake_of, is_plain_call, op_on, records_of
 from rankgrad.engine.request import Answer, Request
 from rankgrad.engine.spread import merged, moments, spread_of
-from rankgrad.pairs import Lookup
+from rankgrad.losses import _forces
+from rankgrad.pairs import Lookup, Pairs
 
 
 def block_rows(candidates: int) -> int:
@@ -33,131 +37,188 @@ def block_rows(candidates: int) -> int:
 
 
 class Asked(NamedTuple):
-    """What is asked of every list: the fields of a request that do not depend on the scores."""
+    """What is asked of every list: the fields of a request that do not depend on the scores; and forces besides.
+
+    ``forces`` is empty or one of :data:`rankgrad.losses._forces.KINDS`, with its thresholds and weight.
+    """
 
     form: str
     reach: str
     strength: float
-    margin: float
-    margin_is_share: bool
-    max_relevant: int | None
+    margin: float = 0.0
+    margin_is_share: bool = False
+    max_relevant: int | None = None
+    forces: str = ""
+    upper: float = 0.0
+    lower: float = 0.0
+    weight: float = 1.0
 
     @property
     def needs_spread(self) -> bool:
         """Whether anything is a share of the spread."""
         return self.margin_is_share or self.reach == "share"
 
+    def request(self, pairs: Pairs, known: "Known", with_gradient: bool) -> Request:
+        """The request for the lists of a block."""
+        scores, relevance, mask = pairs
+        spread, lists = known.spread, known.lists
+        return Request(
+            scores.detach().unsqueeze(0),
+            relevance.unsqueeze(0),
+            None if mask is None else mask.unsqueeze(0),
+            None,
+            known.tables,
+            None if spread is None else spread.double().reshape(1),
+            None if lists is None else lists.reshape(1),
+            self.form,
+            self.reach,
+            self.strength,
+            self.margin,
+            self.margin_is_share,
+            with_gradient,
+            False,
+            self.max_relevant,
+        )
+
+    def forces_on(self, pairs: Pairs, known: "Known", lists: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+        """Value and gradient of the forces on a block's scores."""
+        near, far = _forces.wrong_sides(self.forces, self.upper, self.lower, *pairs)
+        scores, relevance, _ = pairs
+        if self.forces == "hinge":
+            many = _forces.how_many(near, far) if known.beyond is None else known.beyond
+            return _forces.hinge(scores, near, far, self.upper, self.lower, self.weight, many)
+        return _forces.balanced(scores, relevance, near, far, self.upper, self.weight, lists, queries)
+
+
+class Known(NamedTuple):
+    """What is known of all calls together; None: to be found out, of this call's scores alone.
+
+    Attributes:
+        tables: As in :class:`rankgrad.engine.request.Request`.
+        lists: How many lists count, a scalar.
+        spread: The spread of all scores, a scalar.
+        beyond: How many pairs a hinge acts on, ``[2]``.
+    """
+
+    tables: Tensor | None = None
+    lists: Tensor | None = None
+    spread: Tensor | None = None
+    beyond: Tensor | None = None
+
+
+class Wanted(NamedTuple):
+    """Which gradients are wanted. ``among``: the candidates are the queries, and both gradients are one."""
+
+    among: bool
+    of_queries: bool
+    of_candidates: bool
+
+
+class Survey(NamedTuple):
+    """What is known of all lists of a lookup: how many count, moments ``[4]``, pairs a hinge acts on ``[2]``."""
+
+    lists: Tensor
+    moments: Tensor
+    beyond: Tensor
+
 
 def _blocks(lookup: Lookup) -> Iterator[tuple[slice, Lookup]]:
     rows = block_rows(len(lookup.candidates))
-    for start in range(0, max(len(lookup.queries), 1), rows):
+    if len(lookup.queries) <= rows:  # three slices less: in a small batch that counts
+        yield slice(None), lookup
+        return
+    for start in range(0, len(lookup.queries), rows):
         part = slice(start, start + rows)
         own = None if lookup.own is None else lookup.own[part]
         yield part, lookup._replace(queries=lookup.queries[part], labels=lookup.labels[part], own=own)
 
 
-def _survey(lookup: Lookup, with_spread: bool) -> tuple[Tensor, Tensor]:
-    counting = torch.zeros((), dtype=torch.int64, device=lookup.labels.device)
+def _survey(lookup: Lookup, asked: Asked, of_scores: bool) -> Survey:
+    lists = torch.zeros((), dtype=torch.int64, device=lookup.labels.device)
+    beyond = lists.new_zeros(2)
     parts = []
+    spread, hinge = of_scores and asked.needs_spread, of_scores and asked.forces == "hinge"
     for _, block in _blocks(lookup):
-        if with_spread:
-            scores, relevance, mask = block.pairs()
-            parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
+        if spread or hinge:
+            scores, relevance, mask = pairs = block.pairs()
+            if spread:
+                parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
+            if hinge:
+                beyond = beyond + _forces.how_many(*_forces.wrong_sides("hinge", asked.upper, asked.lower, *pairs))
         else:
             relevance, mask = block.relevance_and_mask()
-        counting += (relevance if mask is None else relevance & mask).any(-1).sum()
-    return counting, merged(torch.stack(parts)) if parts else counting.double().expand(4).clone()
+        lists = lists + (relevance if mask is None else relevance & mask).any(-1).sum()
+    return Survey(lists, merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64), beyond)
 
 
-@op
-def _survey_op(
-    queries: Tensor,
-    labels: Tensor,
-    own: Tensor | None,
-    candidates: Tensor,
-    candidate_labels: Tensor,
-    rows: Tensor,
-    valid: Tensor | None,
-    with_spread: bool,
-) -> tuple[Tensor, Tensor]:
-    return _survey(Lookup(queries, labels, own, candidates, candidate_labels, rows, valid), with_spread)
+class _OfScores(NamedTuple):
+    of_scores: bool
+
+
+@op_on(Lookup, Asked, _OfScores)
+def _survey_op(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+    lookup, asked, (of_scores,) = records_of(fields, Lookup, Asked, _OfScores)
+    return _survey(lookup, asked, of_scores)
 
 
 @fake_of("survey_op")
-def _(
-    queries: Tensor,
-    labels: Tensor,
-    own: Tensor | None,
-    candidates: Tensor,
-    candidate_labels: Tensor,
-    rows: Tensor,
-    valid: Tensor | None,
-    with_spread: bool,
-) -> tuple[Tensor, Tensor]:
-    return labels.new_empty((), dtype=torch.int64), queries.new_empty(4, dtype=torch.float64)
+def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+    number = fields[1].new_empty((), dtype=torch.int64)
+    return number, number.new_empty(4, dtype=torch.float64), number.new_empty(2)
 
 
-def survey(lookup: Lookup, with_spread: bool) -> tuple[Tensor, Tensor]:
-    """How many lists count, and the moments ``[4]`` of their scores (if wanted), for a mean over several calls."""
+def survey(lookup: Lookup, asked: Asked, of_scores: bool) -> Survey:
+    """What a mean over several calls must know of each; of the scores only if wanted."""
     detached = lookup._replace(queries=lookup.queries.detach(), candidates=lookup.candidates.detach())
-    if is_plain_call(lookup.queries):
-        return _survey(detached, with_spread)
-    counting, spread = _survey_op(*detached, with_spread)
-    return counting, spread
+    if is_plain_call(lookup.queries) or torch._C._are_functorch_transforms_active():
+        return _survey(detached, asked, of_scores)
+    return Survey(*_survey_op(*detached, *asked, of_scores))
 
 
-def _evaluate(
-    lookup: Lookup,
-    among_themselves: bool,
-    tables: Tensor | None,
-    lists: Tensor | None,
-    spread: Tensor | None,
-    asked: Asked,
-    of_queries: bool,
-    of_candidates: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and its gradients with respect to queries and candidates (empty where not wanted).
-
-    ``among_themselves``: the candidates are the queries, and the gradient of both is that of the queries.
-    """
+def _evaluate(lookup: Lookup, known: Known, asked: Asked, wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, and its gradients with respect to queries and candidates (empty where not wanted)."""
     queries, candidates = lookup.queries, lookup.candidates
     several = len(queries) > block_rows(len(candidates))
-    without_spread = asked.needs_spread and spread is None
-    if several and (lists is None or without_spread):
-        counting, parts = _survey(lookup, without_spread)
-        lists = counting if lists is None else lists
-        spread = spread_of(parts.unsqueeze(0), queries.dtype) if without_spread else spread
-    make = torch.zeros_like if several else torch.empty_like
-    grad_queries = make(queries) if of_queries else queries.new_empty(0)
-    grad_candidates = make(candidates) if of_candidates else queries.new_empty(0)
-    losses, one = [], torch.ones(1, device=queries.device)
-    for part, block in _blocks(lookup):
-        scores, relevance, mask = block.pairs()
-        request = Request(
-            scores.unsqueeze(0),
-            relevance.unsqueeze(0),
-            None if mask is None else mask.unsqueeze(0),
-            tables=tables,
-            spread=None if spread is None else spread.double().reshape(1),
-            lists=None if lists is None else lists.reshape(1),
-            with_gradient=of_queries or of_candidates,
-            **asked._asdict(),
+    without_spread = asked.needs_spread and known.spread is None
+    without_hinge = asked.forces == "hinge" and known.beyond is None
+    if several and (known.lists is None or without_spread or without_hinge):
+        found = _survey(lookup, asked, without_spread or without_hinge)
+        known = known._replace(
+            lists=found.lists if known.lists is None else known.lists,
+            spread=spread_of(found.moments.unsqueeze(0), queries.dtype) if without_spread else known.spread,
+            beyond=found.beyond if without_hinge else known.beyond,
         )
-        answer = ops.evaluate(request)
+    make = torch.zeros_like if several else torch.empty_like
+    grad_queries = make(queries) if wanted.of_queries else queries.new_empty(0)
+    grad_candidates = make(candidates) if wanted.of_candidates else queries.new_empty(0)
+    with_gradient = wanted.of_queries or wanted.of_candidates
+    losses, values, one = [], [], torch.ones(1, device=queries.device)
+    for part, block in _blocks(lookup):
+        pairs = block.pairs()
+        answer = ops.evaluate(asked.request(pairs, known, with_gradient))
         losses.append(answer.losses)
-        if not request.with_gradient:
+        if with_gradient:
+            gradient = _scaled(answer, one, queries.dtype)[0]
+        if asked.forces:
+            value, force = asked.forces_on(pairs, known, answer.lists, len(queries))
+            values.append(value)
+            if with_gradient:
+                gradient += force
+            del force
+        del pairs
+        if not with_gradient:
             continue
-        del scores, relevance, mask, request
-        gradient = _scaled(answer, one, queries.dtype)[0]
         with without_autocast(queries.device.type):
-            if of_queries:
+            if wanted.of_queries:
                 _add(grad_queries[part], gradient, candidates, several)
-                if among_themselves:
+                if wanted.among:
                     grad_queries.addmm_(gradient.T, block.queries)
-            if of_candidates:
+            if wanted.of_candidates:
                 _add(grad_candidates, gradient.T, block.queries, several)
     loss = queries.new_empty(1)
-    ops.reduce_into(torch.cat(losses, 1), answer.lists, "mean", loss)
+    ops.reduce_into(losses[0] if len(losses) == 1 else torch.cat(losses, 1), answer.lists, "mean", loss)
+    for value in values:
+        loss += value
     return loss.reshape(()), grad_queries, grad_candidates
 
 
@@ -177,61 +238,24 @@ def _scaled(answer: Answer, upstream: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-@op
-def _lookup_loss(
-    queries: Tensor,
-    labels: Tensor,
-    own: Tensor | None,
-    candidates: Tensor | None,
-    candidate_labels: Tensor,
-    rows: Tensor,
-    valid: Tensor | None,
-    tables: Tensor | None,
-    lists: Tensor | None,
-    spread: Tensor | None,
-    form: str,
-    reach: str,
-    strength: float,
-    margin: float,
-    margin_is_share: bool,
-    max_relevant: int | None,
-    of_queries: bool,
-    of_candidates: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`_evaluate` with all fields by themselves; ``candidates`` None: the queries."""
-    among = candidates is None
-    lookup = Lookup(
-        queries, labels, own, queries if candidates is None else candidates, candidate_labels, rows, valid
-    )
-    asked = Asked(form, reach, strength, margin, margin_is_share, max_relevant)
-    return _evaluate(lookup, among, tables, lists, spread, asked, of_queries, of_candidates)
+_RECORDS = (Lookup, Known, Asked, Wanted)
+_DIFFERENTIABLE = [Lookup._fields.index(name) for name in ("queries", "candidates")]
+
+
+@op_on(*_RECORDS)
+def _lookup_loss(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`_evaluate` with all fields by themselves."""
+    return _evaluate(*records_of(fields, *_RECORDS))
 
 
 @fake_of("lookup_loss")
-def _(
-    queries: Tensor,
-    labels: Tensor,
-    own: Tensor | None,
-    candidates: Tensor | None,
-    candidate_labels: Tensor,
-    rows: Tensor,
-    valid: Tensor | None,
-    tables: Tensor | None,
-    lists: Tensor | None,
-    spread: Tensor | None,
-    form: str,
-    reach: str,
-    strength: float,
-    margin: float,
-    margin_is_share: bool,
-    max_relevant: int | None,
-    of_queries: bool,
-    of_candidates: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+    lookup, _, _, wanted = records_of(fields, *_RECORDS)
+    queries, candidates = lookup.queries, lookup.candidates
     return (
         queries.new_empty(()),
-        queries.new_empty(queries.shape if of_queries else 0),
-        queries.new_empty(candidates.shape if of_candidates and candidates is not None else 0),
+        queries.new_empty(queries.shape if wanted.of_queries else 0),
+        queries.new_empty(candidates.shape if wanted.of_candidates else 0),
     )
 
 
@@ -239,15 +263,19 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tens
     ctx.save_for_backward(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
-    ctx.arguments = len(inputs)
+    _, _, _, ctx.wanted = records_of(inputs, *_RECORDS)
+
+
+def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
+    wanted = ctx.wanted.of_queries, ctx.wanted.of_candidates
+    return [one * upstream if asked else None for one, asked in zip(ctx.saved_tensors, wanted, strict=True)]
 
 
 def _backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    grads: list[Tensor | None] = [None] * ctx.arguments
+    grads: list[Tensor | None] = [None] * sum(len(record._fields) for record in _RECORDS)
     if upstream is not None:
-        for at, gradient in zip((0, 3), ctx.saved_tensors, strict=True):
-            if ctx.needs_input_grad[at]:
-                grads[at] = gradient * upstream
+        for at, gradient in zip(_DIFFERENTIABLE, _gradients(ctx, upstream), strict=True):
+            grads[at] = gradient
     return tuple(grads)
 
 
@@ -258,42 +286,45 @@ class _LookupLoss(torch.autograd.Function):
     """The op :func:`_lookup_loss` for an eager call, without torch's dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, candidates: Tensor | None, lookup: Lookup, *arguments: Any) -> Tensor:
-        loss, *gradients = _evaluate(lookup, candidates is None, *arguments)
+    def forward(
+        ctx: Any, queries: Tensor, candidates: Tensor, lookup: Lookup, known: Known, asked: Asked, wanted: Wanted
+    ) -> Tensor:
+        loss, *gradients = _evaluate(lookup, known, asked, wanted)
         ctx.save_for_backward(*gradients)
+        ctx.wanted = wanted
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        grads = [
-            gradient * upstream if needed else None
-            for gradient, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        ]
-        return *grads, *[None] * (len(ctx.needs_input_grad) - 2)
+        return *_gradients(ctx, upstream), None, None, None, None
 
 
-def lookup_loss(
-    lookup: Lookup, tables: Tensor | None, lists: Tensor | None, spread: Tensor | None, asked: Asked
-) -> Tensor:
-    """Mean loss of the lists of all queries, differentiable with respect to queries and candidates.
+def _by_the_matrix(lookup: Lookup, known: Known, asked: Asked) -> Tensor:
+    """The loss inside transforms of torch.func: they see through a product of matrices, not through blocks."""
+    # The candidates are kept for backward, and a memory changes before.
+    pairs = lookup._replace(candidates=lookup.candidates.clone()).pairs()
+    request = asked.request(pairs, known, ops.gradient_wanted(pairs.scores))
+    loss = ops.list_loss(pairs.scores.unsqueeze(0), request, "mean", ())
+    if asked.forces:
+        detached = pairs._replace(scores=pairs.scores.detach())
+        lists = known.lists if known.lists is not None else _survey(lookup, asked, of_scores=False).lists
+        value, force = asked.forces_on(detached, known, lists, len(lookup.queries))
+        loss = loss + value.to(loss.dtype) + (force * (pairs.scores - detached.scores)).sum()
+    return loss
 
-    Args:
-        lookup: Queries and candidates.
-        tables: As in :class:`rankgrad.engine.request.Request`.
-        lists: How many lists count, a scalar tensor, where other calls have some of them.
-        spread: The spread of all scores, likewise.
-        asked: What is asked.
-    """
-    queries = lookup.queries
-    candidates = None if lookup.candidates is queries else lookup.candidates
-    wanted = ops.gradient_wanted(queries), candidates is not None and ops.gradient_wanted(candidates)
+
+def lookup_loss(lookup: Lookup, known: Known, asked: Asked) -> Tensor:
+    """Mean loss of the lists of all queries, differentiable with respect to queries and candidates."""
+    queries, among = lookup.queries, lookup.candidates is lookup.queries
+    if lookup.candidates.dtype != queries.dtype:
+        lookup = lookup._replace(candidates=lookup.candidates.to(queries.dtype))
+    if torch._C._are_functorch_transforms_active():
+        return _by_the_matrix(lookup, known, asked)
+    candidates = lookup.candidates
+    wanted = Wanted(among, ops.gradient_wanted(queries), not among and ops.gradient_wanted(candidates))
     if is_plain_call(queries):
-        detached = lookup._replace(queries=queries.detach(), candidates=lookup.candidates.detach())
-        return _LookupLoss.apply(  # type: ignore[no-any-return]
-            queries, candidates, detached, tables, lists, spread, asked, *wanted
-        )
-    own, rows = lookup.own, lookup.rows
-    fields = (queries, lookup.labels, own, candidates, lookup.candidate_labels, rows, lookup.valid)
-    loss: Tensor = _lookup_loss(*fields, tables, lists, spread, *asked, *wanted)[0]
+        detached = lookup._replace(queries=queries.detach(), candidates=candidates.detach())
+        return _LookupLoss.apply(queries, candidates, detached, known, asked, wanted)  # type: ignore[no-any-return]
+    loss: Tensor = _lookup_loss(*lookup, *known, *asked, *wanted)[0]
     return loss

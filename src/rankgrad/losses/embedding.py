@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.spread import spread_of
-from rankgrad.losses._blocks import Asked, lookup_loss, survey
-from rankgrad.losses._lists import Form, loss_of_lists, tables_of
+from rankgrad.losses._blocks import Asked, Known, lookup_loss, survey
+from rankgrad.losses._lists import Form, tables_of
 from rankgrad.memory import EmbeddingMemory
 from rankgrad.pairs import Lookup, check_batch, lookup, unit_length
-from rankgrad.reach import Margin, Reach, margin_of, reach_of, text_of
+from rankgrad.reach import Margin, margin_of, reach_of, text_of
 
 
 class EmbeddingLoss(nn.Module):
@@ -46,30 +46,11 @@ class EmbeddingLoss(nn.Module):
         """What is computed of every list; see :func:`rankgrad.losses._lists.loss_of_lists`."""
         raise NotImplementedError
 
-    def list_loss(
-        self,
-        scores: Tensor,
-        relevance: Tensor,
-        mask: Tensor | None,
-        lists: Tensor | None = None,
-        spread: Tensor | None = None,
-    ) -> Tensor:
-        """Mean loss of ``[queries, candidates]`` lists.
-
-        ``lists``, ``spread``: how many lists count and the spread of all scores, where other calls have some.
-        """
-        return loss_of_lists(
-            scores,
-            relevance,
-            form=self.form,
-            lam=self.lam,
-            window=self.window,
-            margin=self.margin,
-            mask=mask,
-            max_relevant=self.max_relevant,
-            lists=lists,
-            spread=spread,
-        )
+    def asked(self, dtype: torch.dtype) -> Asked:
+        """What is asked of every list of the batch, for scores of a dtype."""
+        reach, (margin, is_share) = reach_of(self.lam, self.window, dtype), margin_of(self.margin, dtype)
+        name = self.form if isinstance(self.form, str) else "tables"
+        return Asked(name, reach.kind, reach.strength, margin, is_share, self.max_relevant)
 
     def forward(
         self,
@@ -109,7 +90,7 @@ class EmbeddingLoss(nn.Module):
         if self.memory.rows:
             old, old_labels, old_items, valid = self.memory._candidates()
             kinds.append(Lookup(queries, labels, items, old.to(queries.dtype), old_labels, old_items, valid))
-        loss = self._mean(kinds)
+        loss = self.mean(kinds)
         # Trainers may call eval() of the network alone: a batch without a gradient is not one to learn from.
         if self.training and queries.requires_grad:
             if self.processes.several:  # all of them remember the whole batch, in the same order
@@ -119,44 +100,35 @@ class EmbeddingLoss(nn.Module):
                 self.memory.push(queries, labels, items)
         return loss
 
-    def _mean(self, kinds: list[Lookup]) -> Tensor:
-        """Mean over all lists that count: of every kind, and of every process.
+    def mean(self, kinds: list[Lookup]) -> Tensor:
+        """Mean over all lists that count: of every kind of candidates, and of every process.
 
         Each kind has its own spread: a drift of the fresh embeddings away from the remembered ones would enter a
-        common one.
+        common one. Forces act on the first kind alone.
         """
-        alone = len(kinds) == 1 and not self.processes.several
-        if torch._C._are_functorch_transforms_active():  # these take one matrix product, not the op over blocks
-            # The candidates are kept for backward, and the memory changes before.
-            pairs = [kind._replace(candidates=kind.candidates.clone()).pairs() for kind in kinds]
-            lists = None if alone else torch.stack([_counting(*one[1:]) for one in pairs]).sum()
-            return torch.stack([self.list_loss(*one, lists) for one in pairs]).sum()
-        dtype = kinds[0].queries.dtype
-        reach, (margin, is_share) = reach_of(self.lam, self.window, dtype), margin_of(self.margin, dtype)
-        name = self.form if isinstance(self.form, str) else "tables"
-        asked = Asked(name, reach.kind, reach.strength, margin, is_share, self.max_relevant)
-        lists, spreads = None, [None] * len(kinds)
+        several, dtype = self.processes.several, kinds[0].queries.dtype
+        asked = self.asked(dtype)
+        asked_of = [asked, *[asked._replace(forces="")] * (len(kinds) - 1)]
+        known = [Known(self._tables(kind, asked.reach)) for kind in kinds]
+        alone = len(kinds) == 1 and not several
         if not alone:
-            several = self.processes.several
-            counting, moments = zip(*(survey(kind, several and asked.needs_spread) for kind in kinds), strict=True)
-            lists = self.processes.total(torch.stack(counting).sum())
+            found = [survey(*one, several) for one in zip(kinds, asked_of, strict=True)]
+            lists = self.processes.total(torch.stack([one.lists for one in found]).sum())
+            known = [one._replace(lists=lists) for one in known]
             if several and asked.needs_spread:
-                everywhere = self.processes.gather(torch.stack(moments).unsqueeze(0))
-                spreads = list(spread_of(everywhere, dtype))
-        losses = [
-            lookup_loss(kind, self._tables(kind, reach), lists, spread, asked)
-            for kind, spread in zip(kinds, spreads, strict=True)
-        ]
+                moments = self.processes.gather(torch.stack([one.moments for one in found]).unsqueeze(0))
+                spreads = spread_of(moments, dtype)
+                known = [one._replace(spread=spread) for one, spread in zip(known, spreads, strict=True)]
+            if several and asked.forces:
+                known[0] = known[0]._replace(beyond=self.processes.total(found[0].beyond))
+        losses = [lookup_loss(*one) for one in zip(kinds, known, asked_of, strict=True)]
         return losses[0] if alone else self.processes.total(torch.stack(losses).sum())
 
-    def _tables(self, kind: Lookup, reach: Reach) -> Tensor | None:
-        form = self.form
-        if isinstance(form, str):
+    def _tables(self, kind: Lookup, reach: str) -> Tensor | None:
+        if isinstance(self.form, str):
             return None
-        by_window = reach.kind != "lam"
-        return tables_of(
-            form, len(kind.candidates), kind.queries.device, by_window=by_window, wanted=True
-        ).detach()
+        n, device = len(kind.candidates), kind.queries.device
+        return tables_of(self.form, n, device, by_window=reach != "lam", wanted=True).detach()
 
     def reset(self) -> None:
         """Empty the memory."""
@@ -164,8 +136,3 @@ class EmbeddingLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return text_of(self.lam, self.window, self.margin)
-
-
-def _counting(relevance: Tensor, mask: Tensor | None) -> Tensor:
-    """How many lists have something relevant."""
-    return (relevance if mask is None else relevance & mask).any(-1).sum()

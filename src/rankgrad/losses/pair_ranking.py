@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rankgrad import _check
+from rankgrad.losses._blocks import Asked
 from rankgrad.losses.average_precision import AveragePrecisionLoss
-from rankgrad.pairs import Lookup
 from rankgrad.reach import Margin
 
 
@@ -18,7 +18,7 @@ class PairRankingLoss(AveragePrecisionLoss):
     relevant items stand first, whatever the similarities are, so it does not counteract a common direction of all
     embeddings. The hinge does. With :math:`S_{ij}` the similarities of the batch's items, it is the mean of
     :math:`\max(0, h^+ - S_{ij})` over the pairs of one class where that is positive, plus the mean of
-    :math:`\max(0, S_{ij} - h^-)` over the pairs of two classes where that is. It needs the B x B matrix.
+    :math:`\max(0, S_{ij} - h^-)` over the pairs of two classes where that is.
 
     Args:
         lam, window, margin, log, memory, max_relevant, distributed, process_group: As in
@@ -62,25 +62,12 @@ class PairRankingLoss(AveragePrecisionLoss):
         self.hinge = _check.non_negative("hinge", hinge)
         self.pull, self.push = _check.finite("pull", pull), _check.finite("push", push)
 
-    def _mean(self, kinds: list[Lookup]) -> Tensor:
-        loss = super()._mean(kinds)
-        return loss + self.hinge * self._apart(kinds[0]) if self.hinge else loss
-
-    def _apart(self, fresh: Lookup) -> Tensor:
-        """The hinge on the similarities of the batch."""
-        scores, relevance, mask = fresh.pairs()
-        others = ~relevance
-        if mask is not None:
-            relevance, others = relevance & mask, others & mask
-        return self._mean_of((self.pull - scores).where(relevance, 0)) + self._mean_of(
-            (scores - self.push).where(others, 0)
-        )
-
-    def _mean_of(self, values: Tensor) -> Tensor:
-        """Mean of the positive values of all processes, 0 if there are none."""
-        values = values.clamp(min=0)
-        many = self.processes.total((values > 0).sum()).clamp(min=1)
-        return self.processes.total(values.sum()) / many
+    def asked(self, dtype: torch.dtype) -> Asked:
+        """What is asked of every list of the batch: ranks, and the hinge."""
+        asked = super().asked(dtype)
+        if not self.hinge:
+            return asked
+        return asked._replace(forces="hinge", upper=self.pull, lower=self.push, weight=self.hinge)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, hinge={self.hinge}, pull={self.pull}, push={self.push}"

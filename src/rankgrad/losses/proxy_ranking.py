@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.label_check import unknown_labels
-from rankgrad.engine.precision import without_autocast
+from rankgrad.losses._blocks import Asked, Known, lookup_loss
 from rankgrad.losses.average_precision import AveragePrecisionLoss
-from rankgrad.losses.recall import recall_loss
 from rankgrad.pairs import Lookup, check_batch, unit_length
 
 
@@ -92,30 +91,16 @@ class ProxyRankingLoss(nn.Module):
             rows, labels = self.processes.gather(rows), self.processes.gather(labels)
             items = None if items is None else self.processes.gather(items)
         classes = torch.arange(len(self.proxies), device=labels.device)
-        scores, relevance, _ = Lookup(unit_length(self.proxies), classes, None, rows, labels, labels).pairs()
-        with without_autocast(labels.device.type):
-            loss = self._of_proxies(scores, relevance)
-            if self.pairs:
-                loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
-            return loss * (1 + poison)  # times NaN, so that no gradient looks sound
+        lists = Lookup(unit_length(self.proxies), classes, None, rows, labels, labels)
+        loss = lookup_loss(lists, Known(), self.asked())
+        if self.pairs:
+            loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
+        return loss * (1 + poison)  # times NaN, so that no gradient looks sound
 
-    def _of_proxies(self, scores: Tensor, relevance: Tensor) -> Tensor:
-        """Ranks, upper and lower part from the similarities ``[classes, items]``."""
-        ranks = recall_loss(scores, relevance, window=self.window, weight="log")
-        return ranks + self._upper(scores, relevance) + self._lower(scores, relevance)
-
-    def _upper(self, scores: Tensor, relevance: Tensor) -> Tensor:
-        """How far the items of a class are below the upper threshold, mean over a class, then over classes."""
-        many = relevance.sum(1)
-        below = (self.threshold - scores).clamp(min=0).where(relevance, 0).sum(1) / many.clamp(min=1)
-        return below.sum() / (many > 0).sum().clamp(min=1) / self.window
-
-    def _lower(self, scores: Tensor, relevance: Tensor) -> Tensor:
-        """log(1 + items of other classes at or above the lower threshold), with a force on every one of them."""
-        above = (scores.detach() >= -self.threshold) & ~relevance
-        more = 1 + above.sum(1).to(scores.dtype)
-        force = (scores.where(above, 0).sum(1) / more).mean() / self.window
-        return more.log().mean() + (force - force.detach())
+    def asked(self) -> Asked:
+        """What is asked of the list of every proxy: its ranks, and the two thresholds."""
+        t, w = self.threshold, self.window
+        return Asked("log", "window", w, forces="balanced", upper=t, lower=-t, weight=1 / w)
 
     def extra_repr(self) -> str:
         classes, size = self.proxies.shape

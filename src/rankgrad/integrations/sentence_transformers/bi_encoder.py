@@ -133,7 +133,7 @@ class RankingLoss(nn.Module):
         candidates = unit_length(torch.cat(list(documents)))
         found = Lookup(unit_length(queries), own, None, *map(processes.gather, (candidates, numbers, numbers)))
         if isinstance(loss, EmbeddingLoss):
-            return loss._mean([found])
+            return loss.mean([found])
         scores, relevance, mask = found.pairs()
         return loss(scores, relevance, mask=mask)
 
