@@ -2,65 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankgrad.lab.bench import retrieval, timing
-from rankgrad.lab.bench.tables import Cells, in_time
-from rankgrad.losses import RecallLoss
+from rankgrad.lab.bench.lines import Line
+from rankgrad.losses import PairRankingLoss, ProxyRankingLoss, RecallLoss
 from rankgrad.memory import EmbeddingMemory
 
 DIM = 512
-#: Name, queries, remembered candidates (0: the batch itself), whether products may use TF32.
+
+
+class Case(NamedTuple):
+    """Queries, remembered candidates (0: the batch itself), whether products may use TF32, and the goals."""
+
+    queries: int
+    remembered: int
+    tf32: bool
+    most_memory: int | None
+    most_time: float | None
+    most_ratio: float | None
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        against = f" against a memory of {self.remembered:,}" if self.remembered else ""
+        return f"{self.queries:,} queries{against}, {'TF32' if self.tf32 else 'fp32'}"
+
+
 CASES = (
-    ("batch of 16,384, fp32", 16_384, 0, False),
-    ("batch of 65,536, TF32", 65_536, 0, True),
-    ("4,096 queries, memory of 1,000,000, TF32", 4_096, 1_000_000, True),
+    Case(16_384, 0, False, 300 << 20, 0.030, None),
+    Case(65_536, 0, True, 1536 << 20, None, 2.0),
+    Case(4_096, 1_000_000, True, 2 << 30, None, 2.0),
 )
+SMALL = (Case(256, 0, False, 300 << 20, 0.030, None), Case(64, 1024, True, 2 << 30, None, 2.0))
 
 
 def _unit(rows: int, device: torch.device) -> Tensor:
-    return torch.nn.functional.normalize(torch.randn(rows, DIM, device=device), dim=1)
+    return nn.functional.normalize(torch.randn(rows, DIM, device=device), dim=1)
 
 
 def _step(loss: Callable[..., Tensor], queries: Tensor, labels: Tensor) -> Callable[[], Any]:
-    return lambda: torch.autograd.grad(loss(queries, labels), queries)
+    def step() -> None:
+        loss(queries, labels).backward()
+        queries.grad = None
+        for parameter in loss.parameters() if isinstance(loss, nn.Module) else ():
+            parameter.grad = None
+
+    return step
 
 
-def cells(device: torch.device, cases: tuple[tuple[str, int, int, bool], ...] = CASES) -> Cells:
-    """A row a case and reach: time, its products alone, the ratio, and memory over the inputs."""
-    table: Cells = [
-        ["recall from embeddings", "reach", "time", "its products alone", "ratio", "memory over the inputs"]
-    ]
-    for name, many, remembered, tf32 in cases:
+def lines(device: torch.device, cases: tuple[Case, ...]) -> Iterator[Line]:
+    """A line a case and loss; the batch's other losses behind the first case."""
+    for number, case in enumerate(cases):
         before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cuda.matmul.allow_tf32 = case.tf32
         try:
             torch.manual_seed(0)
-            queries = _unit(many, device).requires_grad_()
-            labels = torch.arange(many, device=device) // retrieval.PER_CLASS
-            memory = EmbeddingMemory(min(remembered, 1)).to(device)
-            if remembered:
-                memory.push(_unit(remembered, device), torch.arange(remembered, device=device) % (remembered // 4))
-            candidates = memory._candidates()[0] if remembered else queries
-            alone = timing.seconds(_products(queries, candidates, 3 if remembered else 4), device, budget=0.5)
-            for reach, loss in (("lam", RecallLoss(lam=0.2, margin=0.02)), ("automatic", RecallLoss())):
-                loss.memory = memory
-                step = _step(loss.to(device).eval(), queries, labels)  # eval: the memory stays as it is
-                peak = timing.peak_bytes(step, device)
-                taken = timing.seconds(step, device, budget=0.5)
-                line = [in_time(taken), in_time(alone), f"{taken / alone:.2f}x", f"{peak / 2**20:,.0f} MiB"]
-                table.append([name, reach, *line])
+            queries = _unit(case.queries, device).requires_grad_()
+            labels = torch.arange(case.queries, device=device) // retrieval.PER_CLASS
+            memory = EmbeddingMemory(min(case.remembered, 1)).to(device)
+            if case.remembered:
+                numbers = torch.arange(case.remembered, device=device)
+                memory.push(_unit(case.remembered, device), numbers % (case.remembered // retrieval.PER_CLASS))
+            candidates = memory._candidates()[0] if case.remembered else queries
+            products = 3 if case.remembered else 4
+            alone = timing.seconds(_products(queries, candidates, products), device, budget=0.3)
+            yield from _of_case(
+                case, queries, labels, memory, f"its {products} products", alone, others=not number
+            )
         finally:
             torch.backends.cuda.matmul.allow_tf32 = before
-    return table
+        del queries, labels, memory, candidates
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _of_case(
+    case: Case, queries: Tensor, labels: Tensor, memory: EmbeddingMemory, other: str, alone: float, *, others: bool
+) -> Iterator[Line]:
+    device = queries.device
+    losses: dict[str, nn.Module] = {"recall, window": RecallLoss(window=0.1, margin=0.05), "recall": RecallLoss()}
+    for loss in losses.values():
+        loss.memory = memory
+    if others:
+        losses["pairs with a hinge"] = PairRankingLoss()
+        losses["proxies of 10,000 classes"] = ProxyRankingLoss(10_000, DIM, pairs=0)
+    for name, loss in losses.items():
+        goals: dict[str, Any] = {}
+        if name.startswith("recall"):
+            goals = {name: getattr(case, name) for name in ("most_memory", "most_time", "most_ratio")}
+        line = Line(f"{case.name}: {name}", other=other, beside=alone, **goals)
+        try:
+            step = _step(loss.to(device).eval(), queries, labels)  # eval: the memory stays as it is
+            line.memory = timing.peak_bytes(step, device)
+            line.time = timing.seconds(step, device, budget=0.3)
+        except torch.OutOfMemoryError:
+            line.fault = "does not fit"
+        yield line
 
 
 def _products(queries: Tensor, candidates: Tensor, many: int) -> Callable[[], None]:
-    """As many products of a block of queries with all candidates as the issue's figures count, block by block."""
+    """As many products of a block of queries with all candidates as the goals count, block by block."""
     queries, candidates = queries.detach(), candidates.detach()
 
     def run() -> None:

@@ -1,194 +1,220 @@
-"""``rankgrad bench reach``: a window beside lambda, for the same lists, and what a plain call costs."""
+"""``rankgrad bench reach``: windows beside lambda, embeddings without the matrix, plain calls; with their goals.
+
+The most important sections come first, and the Markdown file is written again, atomically, after every line: a run
+that is killed leaves what it has measured. A section that fails is noted, and the next one runs.
+"""
 
 from __future__ import annotations
 
 import datetime
 import functools
-import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
 from rankgrad.engine import dispatch, reference
 from rankgrad.lab.bench import blocks, long_lists, retrieval, tables, timing
-from rankgrad.lab.bench.tables import Cells, in_time
+from rankgrad.lab.bench.lines import Line, cells_of
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
-from rankgrad.losses import RecallLoss, average_precision_loss, recall_loss
+from rankgrad.losses import RecallLoss, average_precision_loss
+from rankgrad.metrics import average_precision
 
-LENGTHS = (1_000_000, 10_000_000)
-BATCHES = (512, 4096)
-#: Queries, candidates if they are others, and torch's precision of float32 products ("high": TF32 on a GPU).
-EMBEDDINGS = ((16_384, 0, "highest"), (65_536, 0, "high"), (4096, 1_000_000, "high"))
-#: The reaches; the scores are normal, so that a window of 1 is what "automatic" comes to.
+#: How far relevant items look up; the scores are normal, so that a window of 1 is what "automatic" comes to.
 REACHES: dict[str, dict[str, Any]] = {"lam": {"lam": 0.5}, "window": {"window": 1.0}, "automatic": {}}
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass
-class Row:
-    """One loss on one input; times in seconds, None where not measured."""
-
-    lists: str
-    relevant: str
-    reach: str
-    eager: float | None
-    replay: float | None
-    plain: float | None = None
-    equal: bool = True
-
-    @property
-    def time(self) -> float | None:
-        """What the device needs: the replay, or on a CPU the call."""
-        return self.eager if self.replay is None else self.replay
+LONGEST_CHECKED = 1_000_000  # on a CPU the reference takes a minute for ten times as many
+DIFFERS = "differs from the reference"
 
 
-def _measure(lists: str, relevant: str, reach: str, loss: Loss, data: tuple[Tensor, Tensor]) -> Row:
+class Sizes(NamedTuple):
+    """What is measured."""
+
+    lengths: tuple[int, ...] = (1_000_000, 10_000_000)
+    dense: int = 10_000_000
+    cases: tuple[blocks.Case, ...] = blocks.CASES
+    batch: int = 512
+    short: tuple[int, int] = (8000, 40)
+    wide: tuple[int, int] = (4096, 64)
+
+
+SMALL = Sizes((9000,), 9000, blocks.SMALL, 64, (80, 40), (160, 64))
+
+
+def _gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _reaches(
+    what: str, losses: dict[str, Callable[[Tensor, Tensor], Tensor]], data: tuple[Tensor, Tensor], checked: bool
+) -> Iterator[Line]:
+    """A line for each reach, beside the first one's: of the device's work alone where there is a GPU."""
     device = data[0].device
-    step = long_lists.step_of(loss, *data)
-    with dispatch.forced(reference):
-        expected = step().clone()
-    if not torch.equal(step(), expected):
-        return Row(lists, relevant, reach, None, None, equal=False)
-    replay = timing.graph_seconds(step, device) if device.type == "cuda" else None
-    return Row(lists, relevant, reach, timing.seconds(step, device, budget=0.2), replay)
+    steps: dict[str, timing.Run] = {}
+    wrong = set()
+    for name, loss in losses.items():
+        steps[name] = step = long_lists.step_of(loss, *data)
+        if checked:
+            found = step().clone()
+            with dispatch.forced(reference):
+                wrong |= {name} - ({name} if torch.equal(step(), found) else set())
+    if _gpu(device):
+        steps = {name: timing.recorded(step) for name, step in steps.items()}
+    taken = timing.side_by_side(steps, device)
+    first = next(iter(losses))
+    for name in losses:
+        line = Line(f"{what}: {name}", taken[name], fault=DIFFERS if name in wrong else "")
+        if name != first:
+            line.other, line.beside, line.most_ratio = first, taken[first], 1.3
+        yield line
 
 
-def _list_rows(device: torch.device, longest: int) -> Iterator[Row]:
-    for n in (n for n in LENGTHS if n <= longest):
-        for name in ("1,000", "1 %", "50 %"):
-            p = long_lists.relevant_counts(n)[name]
-            data = long_lists.make_list(n, p, device)
-            hints = {"": None, ", max_relevant": p} if name == "50 %" and device.type == "cuda" else {"": None}
-            plain = None
-            if name == "50 %":
-                plain = timing.seconds(long_lists.step_of(long_lists.plain_loss, *data), device, budget=0.2)
-            for (suffix, hint), (reach, given) in itertools.product(hints.items(), REACHES.items()):
-                loss = functools.partial(
-                    average_precision_loss, margin=long_lists.MARGIN, max_relevant=hint, **given
-                )
-                row = _measure(f"one list of {n:,}", name + suffix, reach, loss, data)
-                row.plain = plain
-                yield row
+def windows(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+    """AP of one long list by lambda, by a window, and automatic."""
+    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        name: functools.partial(average_precision_loss, margin=long_lists.MARGIN, **given)
+        for name, given in REACHES.items()
+    }
+    for n in sizes.lengths:
+        for relevant in ("1,000", "1 %"):
+            data = long_lists.make_list(n, long_lists.relevant_counts(n)[relevant], device)
+            yield from _reaches(
+                f"AP, one list of {n:,}, {relevant} relevant", losses, data, _gpu(device) or n <= LONGEST_CHECKED
+            )
 
 
-def _batch_rows(device: torch.device) -> Iterator[Row]:
-    for batch in BATCHES:
-        torch.manual_seed(0)
-        labels = torch.arange(batch, device=device) // retrieval.PER_CLASS
-        data = torch.randn(batch, batch, device=device), labels[:, None] == labels
-        for reach, given in REACHES.items():
-            loss = functools.partial(recall_loss, weight="log", **given)
-            yield _measure(f"{batch:,} lists of {batch:,}", str(retrieval.PER_CLASS), reach, loss, data)
+def embeddings(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+    """Large batches and memories on a GPU; on any device a batch of 512 by each reach."""
+    if _gpu(device):
+        yield from blocks.lines(device, sizes.cases)
+    reaches: dict[str, dict[str, Any]] = {"lam": {"lam": 0.2}, "window": {"window": 0.1}, "automatic": {}}
+    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        name: RecallLoss(**given, margin=0.05).to(device) for name, given in reaches.items()
+    }
+    torch.manual_seed(0)
+    data = retrieval.batch_of(sizes.batch, device)
+    yield from _reaches(f"recall, {sizes.batch} embeddings", losses, data, checked=False)
 
 
-def _calls(device: torch.device) -> Cells:
-    """What plain calls cost with Python's share: forward and backward."""
-    cells = [["call", "eager", "over the similarity alone", "replay", "launches"]]
-    gpu = device.type == "cuda"
-
-    def line(name: str, step: Callable[[], Tensor], alone: float | None) -> float:
-        taken = timing.seconds(step, device)
-        replay = timing.graph_seconds(step, device) if gpu else None
-        over = "" if alone is None else in_time(max(taken - alone, 0.0))
-        cells.append([name, in_time(taken), over, in_time(replay), str(timing.launches(step)) if gpu else "-"])
-        return taken
-
+def calls(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+    """What plain calls cost with Python's share, forward and backward."""
+    gpu, alone_name = _gpu(device), "similarity alone"
     torch.manual_seed(0)
     batch = retrieval.batch_of(128, device)
-    alone = line("128 embeddings: similarity alone", long_lists.step_of(retrieval.similarity_alone, *batch), None)
-    for reach, given in REACHES.items():
-        loss = RecallLoss(**given).to(device)
-        line(f"128 embeddings: recall, {reach}", long_lists.step_of(loss, *batch), alone)
-    data = long_lists.make_list(LENGTHS[0], 1000, device)
-    for reach, given in REACHES.items():
+    steps = {alone_name: long_lists.step_of(retrieval.similarity_alone, *batch)}
+    for name, given in REACHES.items():
+        steps[name] = long_lists.step_of(RecallLoss(**given).to(device), *batch)
+    taken = timing.side_by_side(steps, device)
+    alone = taken.pop(alone_name)
+    yield Line(f"128 embeddings: {alone_name}, eager", alone)
+    for name, seconds in taken.items():
+        over = 4e-4 if gpu else None
+        yield Line(f"128 embeddings: recall {name}, eager", seconds, alone_name, alone, most_over=over)
+    n = sizes.lengths[0]
+    data = long_lists.make_list(n, 1000, device)
+    for name, given in REACHES.items():
         step = long_lists.step_of(functools.partial(average_precision_loss, **given), *data)
-        line(f"one list of {LENGTHS[0]:,}: AP, {reach}", step, None)
-    return cells
+        yield Line(
+            f"one list of {n:,}: AP {name}, eager", timing.seconds(step, device), most_time=4e-4 if gpu else None
+        )
+        if gpu:
+            launches = timing.launches(step)
+            yield Line(f"the same, replayed ({launches} launches)", timing.graph_seconds(step, device))
 
 
-def _products(queries: Tensor, candidates: Tensor) -> Callable[[], None]:
-    """The similarities of all pairs, a block of 2^26 of them at a time."""
-    rows = max(128, (1 << 26) // len(candidates))
-
-    def run() -> None:
-        for start in range(0, len(queries), rows):
-            queries[start : start + rows] @ candidates.T
-
-    return run
-
-
-def _embeddings(device: torch.device) -> Cells:
-    """Large batches, and queries against many candidates: time and memory beside one product of their matrices."""
-    cells = [["embeddings", "products", "loss", "eager", "one product", "ratio", "memory over the inputs"]]
-    before = torch.get_float32_matmul_precision()
-    for queries, candidates, precision in EMBEDDINGS:
-        name = f"{queries:,} against {candidates:,}" if candidates else f"{queries:,}"
-        torch.set_float32_matmul_precision(precision)
-        torch.manual_seed(0)
-        batch = retrieval.batch_of(queries, device)
-        others = retrieval.batch_of(candidates, device) if candidates else None
-        one = timing.seconds(_products(batch[0], batch[0] if others is None else others[0]), device, budget=0.2)
-        for reach in ("window", "automatic"):
-            module = RecallLoss(**REACHES[reach]).to(device)
-            against = {} if others is None else {"ref_embeddings": others[0], "ref_labels": others[1]}
-            loss: Loss = functools.partial(module, **against)
-            step = long_lists.step_of(loss, *batch)
-            try:
-                taken, peak = timing.seconds(step, device, budget=0.2), timing.peak_bytes(step, device)
-                line = [in_time(taken), in_time(one), f"{taken / one:.1f}x", f"{peak / 2**20:,.0f} MiB"]
-            except torch.OutOfMemoryError:
-                line = ["does not fit", in_time(one), "-", "-"]
-            cells.append([name, "TF32" if precision == "high" else "fp32", f"recall, {reach}", *line])
-            torch.cuda.empty_cache()
-    torch.set_float32_matmul_precision(before)
-    return cells
+def dense(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+    """Half of a long list relevant, and no hint."""
+    data = long_lists.make_list(sizes.dense, sizes.dense // 2, device)
+    steps = {"plain": long_lists.step_of(long_lists.plain_loss, *data)}
+    for name, given in REACHES.items():
+        steps[name] = long_lists.step_of(
+            functools.partial(average_precision_loss, margin=long_lists.MARGIN, **given), *data
+        )
+    taken = timing.side_by_side(steps, device, budget=0.2)
+    plain = taken.pop("plain")
+    for name, seconds in taken.items():
+        what = f"AP, one list of {sizes.dense:,}, 50 % relevant, no hint: {name}"
+        yield Line(what, seconds, "plain", plain, most_ratio=1.0 if name == "lam" else None)
 
 
-def _cells(table: list[Row]) -> Cells:
-    cells = [["lists", "relevant", "reach", "eager", "replay", "over lam", "plain"]]
-    lam: float | None = None
-    for row in table:
-        lam = row.time if row.reach == "lam" else lam
-        ratio = "-" if row.time is None or lam is None else f"{row.time / lam:.2f}x"
-        eager = in_time(row.eager) if row.equal else "differs from the reference"
-        cells.append([row.lists, row.relevant, row.reach, eager, in_time(row.replay), ratio, in_time(row.plain)])
-    return cells
+def batches(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+    """Many short lists: the metric beside the loss, float64 beside the reference."""
+    torch.manual_seed(0)
+    scores = torch.randn(sizes.short, device=device)
+    relevance = torch.rand(sizes.short, device=device) < 0.1
+    loss = functools.partial(average_precision_loss, lam=0.5)
+    taken = timing.side_by_side(
+        {
+            "loss": long_lists.step_of(loss, scores, relevance),
+            "metric": lambda: average_precision(scores, relevance),
+        },
+        device,
+    )
+    what = f"metrics.average_precision, {list(sizes.short)}"
+    yield Line(what, taken["metric"], "AP loss with gradient", taken["loss"], most_ratio=1.5)
+    wide = torch.randn(sizes.wide, device=device, dtype=torch.float64)
+    step = long_lists.step_of(loss, wide, torch.rand(sizes.wide, device=device) < 0.1)
+
+    def by_reference() -> None:
+        with dispatch.forced(reference):
+            step()
+
+    taken = timing.side_by_side({"engine": step, "reference": by_reference}, device)
+    what = f"AP, float64 {list(sizes.wide)}"
+    yield Line(what, taken["engine"], "the reference engine", taken["reference"], most_ratio=1.3)
+
+
+SECTIONS: dict[str, Callable[[torch.device, Sizes], Iterator[Line]]] = {
+    "Windows beside lambda": windows,
+    "Embeddings without the similarity matrix": embeddings,
+    "Plain calls": calls,
+    "Half of the items relevant": dense,
+    "Many short lists": batches,
+}
 
 
 def reach(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    longest: Annotated[int, typer.Option(help="leave out longer lists")] = LENGTHS[-1],
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 = torch's choice")] = 0,
+    rehearse: Annotated[bool, typer.Option(help="small inputs, to see that everything runs")] = False,
     markdown: Annotated[Path | None, typer.Option(help="write the tables here as Markdown")] = None,
 ) -> None:
-    """Time windows beside lambda, and the cost of plain calls."""
-    place = torch.device(device)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("lists", total=None)
-        table = []
-        for row in (*_list_rows(place, longest), *_batch_rows(place)):
-            table.append(row)
-            progress.advance(task)
-    title = machine.in_a_line(place)
-    sections = [(f"{title}: AP and recall losses, forward + backward", _cells(table)), ("Calls", _calls(place))]
-    if place.type == "cuda":
-        sections.append(("Embeddings without the similarity matrix, forward + backward", blocks.cells(place)))
+    """Measure windows beside lambda, losses without the matrix and the cost of plain calls, beside their goals."""
+    if threads:
+        torch.set_num_threads(threads)
+    place, begin = torch.device(device), time.monotonic()
+    head = f"# rankgrad bench reach, {datetime.date.today().isoformat()}\n\n"
+    head += f"`rankgrad {' '.join(sys.argv[1:])}`; {machine.in_a_line(place)}. Forward and backward. "
+    head += 'Goals are those of issue 19; "eager" is with Python\'s share.\n'
+    done: dict[str, list[Line]] = {}
     console = Console()
-    for name, cells in sections:
-        tables.show(console, name, cells)
-    if markdown:
-        command = "rankgrad " + " ".join(sys.argv[1:])
-        text = f"# rankgrad bench reach, {datetime.date.today().isoformat()}\n\n`{command}`\n"
-        text += "".join(f"\n## {name}\n\n{tables.markdown(cells)}\n" for name, cells in sections)
-        write_text(markdown, text)
-    if not all(row.equal for row in table):
+    for title, measure in SECTIONS.items():
+        found = done[title] = []
+        try:
+            for line in measure(place, SMALL if rehearse else Sizes()):
+                found.append(line)
+                console.print(" | ".join(line.cells()), soft_wrap=True, highlight=False)
+                _write(markdown, head, done, begin)
+        except Exception as error:  # what was measured stays, and what comes next may still run
+            found.append(Line(title, fault=f"failed: {type(error).__name__}: {str(error)[:300]}"))
+            console.print_exception(max_frames=8)
+            _write(markdown, head, done, begin)
+        if place.type == "cuda":
+            torch.cuda.empty_cache()
+    if any(line.fault for lines in done.values() for line in lines):
         raise typer.Exit(1)
+
+
+def _write(markdown: Path | None, head: str, done: dict[str, list[Line]], begin: float) -> None:
+    if markdown is None:
+        return
+    tables_of = "".join(f"\n## {title}\n\n{tables.markdown(cells_of(lines))}\n" for title, lines in done.items())
+    lines = [line for found in done.values() for line in found if line.met is not None]
+    met = f"{sum(line.met is True for line in lines)} of {len(lines)} goals met"
+    write_text(markdown, f"{head}{tables_of}\n{met}, in {time.monotonic() - begin:.0f} s.\n")

@@ -7,7 +7,7 @@ import ctypes
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -46,8 +46,23 @@ def _on_gpu(run: Run) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def graph_seconds(run: Run, device: torch.device) -> float:
-    """Median time of a CUDA-graph replay: what the device needs, without Python's share."""
+def side_by_side(runs: Mapping[str, Run], device: torch.device, *, budget: float = 0.4) -> dict[str, float]:
+    """Median times of calls that take turns, so that what else the machine does concerns all of them alike."""
+    time_of = _on_gpu if device.type == "cuda" else _on_cpu
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    end = time.perf_counter() + budget * len(runs)
+    for turn in range(50):
+        if turn >= 3 and time.perf_counter() > end:
+            break
+        for name, run in runs.items():
+            times[name].append(time_of(run))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def recorded(run: Run) -> Run:
+    """A call recorded as a CUDA graph: its replay takes what the device needs, without Python's share."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -56,7 +71,12 @@ def graph_seconds(run: Run, device: torch.device) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return seconds(graph.replay, device, budget=0.2)
+    return graph.replay
+
+
+def graph_seconds(run: Run, device: torch.device) -> float:
+    """Median time of the replay of a CUDA graph."""
+    return seconds(recorded(run), device, budget=0.2)
 
 
 def peak_bytes(run: Run, device: torch.device) -> int:
