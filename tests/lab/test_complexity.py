@@ -8,6 +8,7 @@ import torch
 
 from rankgrad.lab.bench import commands, complexity, complexity_table, timing
 from rankgrad.lab.cli import main
+from rankgrad.lab.training import machine
 from rankgrad.surrogates import METHODS
 
 CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ def spy(seconds, peak):
 
 def walk(monkeypatch, contender, ran, seconds, peak, *, limit, free):
     monkeypatch.setattr(timing, "seconds", lambda *a, **k: seconds(ran[-1]))
-    monkeypatch.setattr(timing, "available_bytes", lambda device: free)
+    monkeypatch.setattr(machine, "available_bytes", lambda device: free)
     real = timing.memory_over_now
 
     def pretend(device):
@@ -163,7 +164,7 @@ def test_memory_is_measured():
         block = torch.ones(50 * 2**18)
         del block
         assert 45 * 2**20 < peak() < 80 * 2**20
-    assert timing.available_bytes(CPU) > 2**20
+    assert machine.available_bytes(CPU) > 2**20
 
 
 def test_a_wrong_gradient_gets_no_time(monkeypatch):

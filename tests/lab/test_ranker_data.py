@@ -6,6 +6,7 @@ import torch
 
 from rankgrad.lab.ranker import data, model
 from rankgrad.lab.ranker.config import Data
+from rankgrad.lab.training import reading
 from rankgrad.lab.training.errors import UserError
 
 LETOR = """# a comment
@@ -175,8 +176,8 @@ def test_wrong_files(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"a\.parquet: "):
         read(tmp_path / "a.parquet")
     (tmp_path / "b.txt").write_text("1 qid:1 1:1 50:1\n" * 3)
-    monkeypatch.setattr(data, "LARGEST", 100)
-    with pytest.raises(UserError, match=r"b\.txt: 3 rows of 50 features need .* dense features"):
+    monkeypatch.setattr(reading, "MOST", 100)
+    with pytest.raises(UserError, match=r"b\.txt: 3 rows of 50 dense features need .* GB of memory"):
         read(tmp_path / "b.txt")
 
 

@@ -44,7 +44,7 @@ def build() -> typer.Typer:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; user errors are printed as one line."""
-    from rankgrad.lab.training.errors import UserError, printable
+    from rankgrad.lab.training.errors import UserError, in_a_line, printable
 
     try:
         return build()(arguments)
@@ -54,6 +54,11 @@ def main(arguments: list[str] | None = None) -> Any:
             sys.exit(message)
         print(message, file=sys.stderr)
         sys.exit(status)
+    except (MemoryError, RuntimeError) as error:
+        told = in_a_line(error)
+        if told is None:
+            raise
+        sys.exit(f"rankgrad: {told}")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rankgrad"):

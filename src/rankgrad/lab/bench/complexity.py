@@ -19,6 +19,7 @@ from torch import Tensor
 from rankgrad.engine import dispatch, reference
 from rankgrad.lab.bench import timing
 from rankgrad.lab.bench.long_lists import LAM, MARGIN, make_list, plain_loss, step_of
+from rankgrad.lab.training import machine
 from rankgrad.losses import average_precision_loss, recall_loss
 from rankgrad.surrogates import METHODS
 
@@ -150,7 +151,7 @@ def _next_point(
     # The worst is a matrix of n x n: assumed for a peak that has just become measurable.
     small = [size == _LEAST_BYTES for _, size in peaks[-2:]]
     room = predicted(peaks, n, at_least=2.0 if small in ([True, False], [False]) else 1.0, at_most=2.0)
-    if room > _SHARE * timing.available_bytes(device):
+    if room > _SHARE * machine.available_bytes(device):
         return Point(n, None, note="out of memory")
     try:
         with timing.memory_over_now(device) as peak:

@@ -110,20 +110,6 @@ def memory_over_now(device: torch.device) -> Iterator[Callable[[], int]]:
     yield peak
 
 
-def available_bytes(device: torch.device) -> int:
-    """Memory that can still be used: the GPU's, or the machine's and its container's."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info(device)[0])
-    meminfo = Path("/proc/meminfo").read_text().splitlines()
-    found = [next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable"))]
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and (text := limit.read_text().strip()) != "max":
-        stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
-        found.append(int(text) - int(used.read_text()) + int(stat.get("file", 0)))  # cached files can go
-    return min(found)
-
-
 def _status(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))

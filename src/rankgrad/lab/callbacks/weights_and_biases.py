@@ -9,6 +9,7 @@ from typing import Any
 
 from rankgrad.lab.callbacks import Callback, told
 from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.lab.training.errors import UserError
 
 
 class WeightsAndBiases(Callback):
@@ -24,14 +25,17 @@ class WeightsAndBiases(Callback):
         """Start or continue the run."""
         kept = folder / "wandb-id.txt"
         known = kept.read_text().strip() if step and kept.is_file() else None
-        self._run = self._wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "rankgrad"),
-            name=folder.name,
-            dir=str(folder),
-            config=dict(settings),
-            id=known,
-            resume="allow" if known else None,
-        )
+        try:
+            self._run = self._wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "rankgrad"),
+                name=folder.name,
+                dir=str(folder),
+                config=dict(settings),
+                id=known,
+                resume="allow" if known else None,
+            )
+        except self._wandb.Error as error:
+            raise UserError(f"callbacks: wandb: {error}") from None
         for part in ("train", "evaluation"):  # its own count of calls is no step of ours
             self._run.define_metric(f"{part}/*", step_metric="step")
         write_text(kept, self._run.id)

@@ -19,6 +19,7 @@ from pydantic import FailFast, Field
 from typing_extensions import NotRequired, TypedDict
 
 from rankgrad.lab.detection.scenes import LARGEST, Annotation, Row, size_of
+from rankgrad.lab.training import reading
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.run_files import checked_json
@@ -92,7 +93,7 @@ def find_part(root: Path, name: str) -> Part:
 def read_split(root: Path, name: str) -> Split:
     """Images and objects of a split; UserError names a file that cannot be used and the place in it."""
     part = find_part(root, name)
-    content = part.file.read_bytes().removeprefix(codecs.BOM_UTF8)
+    content = reading.read(part.file, argument="--data").removeprefix(codecs.BOM_UTF8)
     read: File = checked_json(content, File, f"--data: {part.file}")
     categories = {one["id"]: one["name"] for one in read["categories"]}
     _no_doubles(part.file, "categories", [one["id"] for one in read["categories"]])

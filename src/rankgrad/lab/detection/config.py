@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rankgrad.lab.training.config import Count, NonNegative, Positive, RunConfig, Section
+from rankgrad.lab.training.config import Count, Many, NonNegative, Positive, RunConfig, Section, Side, Width
+
+Factor = Annotated[float, Field(gt=0, le=16)]
 
 
 class Data(Section):
@@ -27,10 +29,10 @@ class Data(Section):
 class View(Section):
     """From a decoded image to what the network sees."""
 
-    short: Count = 600  # pixels of the shorter side
-    long: Count = 1000  # at most so many pixels of the longer side
+    short: Side = 600  # pixels of the shorter side
+    long: Side = 1000  # at most so many pixels of the longer side
     flip: bool = True  # whether half of the training images are mirrored
-    jitter: tuple[Positive, Positive] = (1.0, 1.0)  # training: range of the random factor on a batch's size
+    jitter: tuple[Factor, Factor] = (1.0, 1.0)  # training: range of the random factor on a batch's size
 
     def longest(self) -> int:
         """The longest side that a network of these settings sees."""
@@ -46,9 +48,9 @@ class View(Section):
 class Batch(Section):
     """How batches are drawn: images of like shape together."""
 
-    size: Count = 8  # images in a batch, of all processes
+    size: Many = 8  # images in a batch, of all processes
     regions: Annotated[int, Field(ge=0)] = 512  # regions of an image sampled for the classifier; 0: all
-    test_size: Count = 16  # images at a time in evaluation
+    test_size: Many = 16  # images at a time in evaluation
 
 
 class Model(Section):
@@ -57,10 +59,10 @@ class Model(Section):
     backbone: str = "resnet50"  # a ResNet of torchvision, resnext101_32x4d, or tiny
     weights: str = "library"  # library (download), none, or a safetensors file
     trainable: Annotated[int, Field(ge=0, le=5)] = 3  # layers of the backbone that are trained, from the last
-    pyramid: Count = 256  # channels of the feature pyramid
-    hidden: Count = 1024  # width of the region classifier's two layers
-    proposals: Count = 1000  # regions the RPN keeps of an image
-    detections: Count = 100  # most detections of an image
+    pyramid: Width = 256  # channels of the feature pyramid
+    hidden: Width = 1024  # width of the region classifier's two layers
+    proposals: Many = 1000  # regions the RPN keeps of an image
+    detections: Many = 100  # most detections of an image
     score_threshold: NonNegative = 0.05  # lowest score of a detection
     nms_threshold: Positive = 0.5  # boxes of a class with a larger IoU suppress each other
 

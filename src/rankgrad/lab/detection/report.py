@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, Field
+from typing_extensions import NotRequired, TypedDict
 
 from rankgrad.lab.detection.config import Config
 from rankgrad.lab.detection.evaluate import DetectionMetrics
@@ -21,10 +23,58 @@ from rankgrad.lab.report import page
 from rankgrad.lab.report.curves import COLOURS, chart
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
+from rankgrad.lab.training.run_files import DataNotes, Result, read_json_if_there
 from rankgrad.lab.vision.images import Store
 
 _SHOWN, _SIDE = 8, 320
 _METRICS = {"voc": ("AP50", "AP50-11", "AP", "AP75"), "coco": ("AP", "AP50", "AP75")}
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Box(TypedDict):
+    """A box on an image: found, or missed."""
+
+    box: tuple[Number, Number, Number, Number]
+    name: str
+    score: NotRequired[Number]
+    kind: Literal["right", "wrong", "missed", "neither"]
+
+
+class Scene(TypedDict):
+    """An image with its boxes."""
+
+    name: str
+    image: str
+    width: int
+    height: int
+    boxes: list[Box]
+
+
+class Detections(TypedDict):
+    """``detections.json`` of a run."""
+
+    threshold: Number
+    scores: str
+    right: bool
+    examples: list[Scene]
+    hardest: list[Scene]
+
+
+class ClassPrecisions(BaseModel):
+    """The average precision of every class, in percent; None where there is no object of it."""
+
+    AP50: dict[str, Number | None]
+
+
+#: ``classes.json``: by the way of scoring.
+class ByClass(TypedDict):
+    softmax: ClassPrecisions
+    odds: ClassPrecisions
+
+
+Heading = Literal["examples", "hardest"]
+_HEADINGS: dict[Heading, str] = {"examples": "Detections", "hardest": "The most confident mistakes"}
 
 _STYLE = """<style>
 .scene { display: flex; flex-wrap: wrap; gap: 12px; margin: 10px 0 16px; }
@@ -145,7 +195,7 @@ def _scene(
     }
 
 
-def _drawn(scene: dict[str, Any], whose: str) -> str:
+def _drawn(scene: Scene, whose: str) -> str:
     marks = {"right": "\u2713 ", "wrong": "\u2717 ", "missed": "missed ", "neither": "difficult "}
     parts = []
     for box in scene["boxes"]:
@@ -159,12 +209,12 @@ def _drawn(scene: dict[str, Any], whose: str) -> str:
     size = f'width="{scene["width"]}" height="{scene["height"]}"'
     name = escape(scene["name"])
     return (
-        f'<figure><svg {size} role="img" aria-label="{name}"><image href="{scene["image"]}" {size}/>'
+        f'<figure><svg {size} role="img" aria-label="{name}"><image href="{escape(scene["image"])}" {size}/>'
         f"{''.join(parts)}</svg><figcaption>{escape(whose)}</figcaption></figure>"
     )
 
 
-def _scenes(runs: dict[str, dict[str, Any]], heading: str) -> str:
+def _scenes(runs: dict[str, Detections], heading: Heading) -> str:
     """Detections of the other runs on the images of this run (the last one), then its own."""
     own = list(runs)[-1]
     out = []
@@ -222,10 +272,6 @@ def _called(run: Path) -> str:
     return f"{run.parent.name}/{run.name}" if run.name.startswith("seed-") else run.name
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.is_file() else None
-
-
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     """AP of this run and others, both ways of scoring, with the paper's rows."""
     told = _METRICS[config.protocol()]
@@ -235,9 +281,9 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
         for name, value in zip(("paper, cross entropy", "paper, RaMBO"), paper, strict=True):
             cells.append([name, "", value, *[None] * (len(told) - 1)])
     for folder in (*beside, run):
-        result = _json(folder / "result.json") or {}
+        result = read_json_if_there(folder / "result.json", Result) or Result()
         for which, label in (("best", "best evaluation"), ("last", "last epoch")):
-            row = result.get(which)
+            row = getattr(result, which)
             for scores in ("softmax", "odds", "logits"):
                 if row and f"AP50 {scores}" in row:
                     own += [len(cells)] if folder == run else []
@@ -281,32 +327,34 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
     if len(names) < len(folders):  # of the same name in different places
         names = {str(folder): folder for folder in folders}
     out = [("Result, %", _results(run, config, beside))]
-    if notes := (_json(run / "data.json") or {}).get("told"):
-        out.append(("Data", "".join(f"<p>{escape(line)}</p>" for line in notes)))
-    by_class = {name: _json(folder / "classes.json") for name, folder in names.items()}
+    notes = read_json_if_there(run / "data.json", DataNotes) or {}
+    if lines := notes.get("told"):
+        out.append(("Data", "".join(f"<p>{escape(line)}</p>" for line in lines)))
+    by_class = {name: read_json_if_there(folder / "classes.json", ByClass) for name, folder in names.items()}
     by_class = {name: found for name, found in by_class.items() if found}
     if by_class:
         drawn = [
-            bars({name: found[scores]["AP50"] for name, found in by_class.items()}, f"AP50, {scores} scores")
+            bars({name: found[scores].AP50 for name, found in by_class.items()}, f"AP50, {scores} scores")
             for scores in ("softmax", "odds")
         ]
         out.append(("Average precision by class, %", "".join(drawn)))
     if config.precision != "fp16":
         out.append(("Gradients at the classifier", _gradients(names)))
-    seen = {name: found for name, folder in names.items() if (found := _json(folder / "detections.json"))}
+    kept = {name: read_json_if_there(folder / "detections.json", Detections) for name, folder in names.items()}
+    seen = {name: found for name, found in kept.items() if found}
     if seen and (run / "detections.json").is_file():
         told = " ".join(f"{f'{name}: ' if beside else ''}{_shown_from(found)}" for name, found in seen.items())
         marks = (
             "\u2713 green is right, \u2717 red is wrong, dashed yellow was missed, grey is of a difficult object."
         )
         above = f"{_STYLE}<p>{escape(told)} {marks}</p>"
-        for heading, title in (("examples", "Detections"), ("hardest", "The most confident mistakes")):
+        for heading, title in _HEADINGS.items():
             if list(seen.values())[-1][heading]:
                 out.append((title, above + _scenes(seen, heading)))
     return out
 
 
-def _shown_from(found: dict[str, Any]) -> str:
+def _shown_from(found: Detections) -> str:
     """Which detections of a run are drawn."""
     why = "where F1 over all classes is best" if found["right"] else "the most confident: none is right"
     return f"Detections with a score ({found['scores']}) of at least {found['threshold']:.2g}, {why}."

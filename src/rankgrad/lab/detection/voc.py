@@ -17,8 +17,9 @@ from xml.etree import ElementTree
 from rankgrad.lab.detection.scenes import LARGEST, Annotation, Row, size_of
 from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.vision.folders import inside, read_lines
-from rankgrad.lab.vision.images import SUFFIXES
+from rankgrad.lab.training.reading import read_lines
+from rankgrad.lab.vision.folders import inside
+from rankgrad.lab.vision.images import MOST_WORKERS, SUFFIXES
 
 #: The encoding that the first line of an XML file names.
 _ENCODING = re.compile(rb"""^\s*<\?xml[^>]*\sencoding=["']([\w.:-]+)["']""")
@@ -96,7 +97,8 @@ def _lines(path: Path) -> list[str]:
         known = [p.stem for p in path.parent.glob("*.txt")] if path.parent.is_dir() else []
         hint = nearest(path.stem, known) if known else ""
         raise UserError(f"--data: expected the list {path}, found no such file{hint}")
-    return [inside(line.strip(), f"{path} line {n}") for n, line in enumerate(read_lines(path), 1) if line.strip()]
+    lines = enumerate(read_lines(path, argument="--data"), 1)
+    return [inside(line.strip(), f"{path} line {number}") for number, line in lines if line.strip()]
 
 
 def _image(folder: Path, name: str) -> Path:
@@ -122,5 +124,5 @@ def read_list(base: Path, part: str, workers: int) -> list[Row]:
         except ValueError as error:
             return image, label + name, f"{name}.xml: {error}"
 
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(min(workers, MOST_WORKERS)) as pool:
         return list(pool.map(read, lines))

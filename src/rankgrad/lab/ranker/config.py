@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rankgrad.lab.retrieval.config import Named
-from rankgrad.lab.training.config import Count, NonNegative, Positive, RunConfig, Section
+from rankgrad.lab.training.config import Count, Many, NonNegative, Positive, RunConfig, Section, Width
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -28,7 +28,7 @@ class Data(Section):
 class Model(Section):
     """A multi-layer perceptron from features to a score."""
 
-    hidden: tuple[Count, ...] = (64, 32)  # width of each hidden layer; [] for a linear model
+    hidden: tuple[Width, ...] = (64, 32)  # width of each hidden layer; [] for a linear model
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3  # dropout after each hidden layer
     scale: Literal["feature", "log", "query", "none"] = "feature"  # how features are brought to one scale
 
@@ -36,7 +36,7 @@ class Model(Section):
 class Batch(Section):
     """How batches are drawn."""
 
-    queries: Count = 32  # queries in a batch
+    queries: Many = 32  # queries in a batch
 
 
 class Config(RunConfig):

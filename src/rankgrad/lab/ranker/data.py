@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from rankgrad.lab.ranker import letor, tables
 from rankgrad.lab.ranker.config import Data
-from rankgrad.lab.ranker.rows import Rows
+from rankgrad.lab.ranker.rows import Rows, check_dense
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.reading import size_of
 
 #: What a file of each part of a data set may be called, without its ending.
 PARTS = {
@@ -21,8 +23,6 @@ PARTS = {
     "validation": ("vali", "valid", "val", "validation", "dev"),
     "test": ("test", "testing"),
 }
-#: The largest table of features in memory, in numbers.
-LARGEST = 8 * 2**30
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Split:
 
 
 def _reader(path: Path, config: Data) -> Rows:
+    size_of(path, sys.maxsize)
     if path.suffix.lower() in letor.SUFFIXES:
         return letor.read(path)
     return tables.read(path, config)
@@ -130,12 +131,7 @@ def _queries(path: Path, rows: Rows, names: list[str]) -> Queries:
         raise UserError(f"{path}: expected queries, found no rows")
     if not names:
         raise UserError(f"{path}: expected features, found none")
-    size = len(rows.grades) * len(names)
-    if size > LARGEST:
-        raise UserError(
-            f"{path}: {len(rows.grades):,} rows of {len(names):,} features need {size * 4 / 2**30:.0f} GB of "
-            "memory; rankers of this package take dense features"
-        )
+    check_dense(path, len(rows.grades), len(names))
     place = {name: at for at, name in enumerate(rows.names)}
     features = np.zeros((len(rows.grades), len(names)), np.float32)
     columns = [at for at, name in enumerate(names) if name in place]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankgrad.lab.ranker.rows import Rows, wrong_grade
+from rankgrad.lab.ranker.rows import Rows, check_dense, wrong_grade
 from rankgrad.lab.training.errors import UserError
 
 SUFFIXES = (".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat")
@@ -29,6 +29,8 @@ def read(path: Path) -> Rows:
     if not regular or bool((grades < 0).any()):
         raise _fault(path) or UserError(f"{path}: expected a qid in every line")
     used = np.unique(features.indices)
+    width = features.shape[1] - int(used.min()) if len(used) else 0
+    check_dense(path, len(grades), width)
     names = [str(number) for number in range(int(used.min()), features.shape[1])] if len(used) else []
     first = int(used.min()) if len(used) else 0
     return Rows(queries, grades, features[:, first:].tocsc(), names, sparse=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from rankgrad.lab.ranker.config import Config
 from rankgrad.lab.ranker.data import Queries
 from rankgrad.lab.report import page
 from rankgrad.lab.training.log import read_table
+from rankgrad.lab.training.run_files import Result, read_json_if_there
 from rankgrad.metrics import ndcg
 
 _SHOWN, _PLACES = 8, 20
@@ -24,6 +26,26 @@ _STYLE = """<style>
 .query b { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .query i { width: 24px; flex: none; text-align: center; font-style: normal; border-radius: 4px; }
 </style>"""
+
+
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Example(TypedDict):
+    """A query and the grades of its first items."""
+
+    query: str
+    ndcg: Number
+    items: int
+    grades: list[Number]
+
+
+class Examples(TypedDict):
+    """``queries.json``."""
+
+    highest: Number
+    hardest: list[Example]
+    easiest: list[Example]
 
 
 def examples(queries: Queries, scores: Tensor, config: Config) -> dict[str, Any]:
@@ -49,7 +71,7 @@ def examples(queries: Queries, scores: Tensor, config: Config) -> dict[str, Any]
     }
 
 
-def _example(queries: Queries, scores: Tensor, row: int, value: float) -> dict[str, Any]:
+def _example(queries: Queries, scores: Tensor, row: int, value: float) -> Example:
     """A query with the grades of its first items."""
     own = queries.groups == row
     order = scores[own].argsort(dim=0, descending=True, stable=True)
@@ -62,7 +84,7 @@ def _example(queries: Queries, scores: Tensor, row: int, value: float) -> dict[s
     }
 
 
-def _row(example: dict[str, Any], highest: float) -> str:
+def _row(example: Example, highest: float) -> str:
     cells = "".join(
         f'<i style="background:rgba(26,152,80,{0.08 + 0.7 * grade / highest:.2f})">{grade:g}</i>'
         for grade in example["grades"]
@@ -78,11 +100,10 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     cells: list[list[Any]] = []
     own = []
     for folder in (*beside, run):
-        path = folder / "result.json"
-        result = json.loads(path.read_text()) if path.is_file() else {}
+        result = read_json_if_there(folder / "result.json", Result) or Result()
         first = [row for row in read_table(folder / "evaluations.csv") if row["step"] == 0]
-        rows = {"before training": first[0] if first else None, "best evaluation": result.get("best")}
-        rows["last epoch"] = result.get("last")
+        rows = {"before training": first[0] if first else None, "best evaluation": result.best}
+        rows["last epoch"] = result.last
         for label, row in rows.items():
             if row:
                 own += [len(cells)] if folder == run else []
@@ -102,10 +123,13 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
 def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
     """(heading, HTML) of a ranker's run; ``beside``: other runs, in the table of results."""
     out = [("Result, %", _results(run, config, beside))]
-    if (run / "queries.json").is_file():
-        found = json.loads((run / "queries.json").read_text())
+    found: Examples | None = read_json_if_there(run / "queries.json", Examples)
+    if found:
         told = f"<p>Test queries with NDCG@{config.ndcg_at[-1]}; grades of the first items, best score first.</p>"
-        for name, heading in (("hardest", "The hardest queries"), ("easiest", "The easiest queries")):
-            rows = "".join(_row(example, found["highest"] or 1) for example in found[name])
+        for heading, shown in (
+            ("The hardest queries", found["hardest"]),
+            ("The easiest queries", found["easiest"]),
+        ):
+            rows = "".join(_row(example, found["highest"] or 1) for example in shown)
             out.append((heading, _STYLE + told + rows))
     return out

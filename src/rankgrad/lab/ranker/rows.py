@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rankgrad.lab.training.reading import check_memory
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class Rows:
         """Some features, as float32."""
         found = self.features[:, columns]
         return np.asarray(found.toarray() if self.sparse else found, dtype=np.float32)
+
+
+def check_dense(path: Path, rows: int, features: int) -> None:
+    """Refuse a table that is out of proportion to its file: SVMlight names features by numbers, 9:1 9999999:1."""
+    needed = (8 * rows + 1024) * features  # two copies, the names, a layer of a small network
+    check_memory(needed, str(path), f"{rows:,} rows of {features:,} dense features", path.stat().st_size)
 
 
 def wrong_grade(grade: float) -> str | None:

@@ -9,15 +9,28 @@ import numpy as np
 
 from rankgrad.lab.ranker.config import Data
 from rankgrad.lab.ranker.rows import Rows, wrong_grade
-from rankgrad.lab.training.config import nearest
+from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.reading import check_memory
 
+#: Columns of a table at most: each takes kilobytes, however short its name is.
+_COLUMNS = 50_000
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
 def read(path: Path, config: Data) -> Rows:
     """The rows of a table. An error names its column and line."""
-    table = _table(path)
+    import pyarrow
+
+    try:
+        return _rows(path, config, _table(path))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from None
+
+
+def _rows(path: Path, config: Data, table: Any) -> Rows:
+    from pyarrow import compute
+
     columns = list(table.column_names)
     if len(set(columns)) < len(columns):
         twice = sorted({name for name in columns if columns.count(name) > 1})
@@ -40,6 +53,8 @@ def read(path: Path, config: Data) -> Rows:
     for row in np.flatnonzero(~(np.isfinite(grades) & (grades >= 0)))[:1]:
         raise UserError(f"{place.of(row)}, column {config.label}: {wrong_grade(float(grades[row]))}")
     queries = table.column(config.query)
+    longest = compute.max(compute.utf8_length(queries.cast("string"))).as_py() or 0
+    check_memory(4 * longest * len(queries), str(path), f"names of queries of {longest:,} characters")
     missing = np.asarray(queries.is_null(nan_is_null=True)) | (np.asarray(queries.cast("string")) == "")
     for row in np.flatnonzero(missing)[:1]:
         raise UserError(f"{place.of(row)}, column {config.query}: expected the query of this row, it is empty")
@@ -58,22 +73,40 @@ def _table(path: Path) -> Any:
         raise UserError(
             f"--data: unknown ending of {str(path)!r}; SVMlight text is .txt, tables are {', '.join(SUFFIXES)}"
         )
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return _parquet(path)
+    from pyarrow import csv
+
+    with path.open("rb") as file:
+        _check_columns(path, file.readline(2**24).count(b"\t" if path.suffix.lower() == ".tsv" else b","))
+    parsing = csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    # Only an empty field is missing: "NA" and "null" may be what a query or a feature is called.
+    converting = csv.ConvertOptions(null_values=[""], strings_can_be_null=True)
+    reading = csv.ReadOptions(use_threads=False)  # with several threads the error does not name the row
+    return csv.read_csv(path, reading, parsing, converting)
+
+
+def _check_columns(path: Path, many: int) -> None:
+    if many > _COLUMNS:
+        raise UserError(f"{path}: expected up to {_COLUMNS:,} columns, found {many:,}")
+
+
+def _parquet(path: Path) -> Any:
+    """A few thousand rows at a time: a value of many bytes may be kept once in the file, and be in every row."""
     import pyarrow
+    from pyarrow import parquet
 
-    try:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            from pyarrow import parquet
-
-            return parquet.read_table(path, partitioning=None)
-        from pyarrow import csv
-
-        parsing = csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-        # Only an empty field is missing: "NA" and "null" may be what a query or a feature is called.
-        converting = csv.ConvertOptions(null_values=[""], strings_can_be_null=True)
-        reading = csv.ReadOptions(use_threads=False)  # with several threads the error does not name the row
-        return csv.read_csv(path, reading, parsing, converting)
-    except pyarrow.ArrowInvalid as error:
-        raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from None
+    batches, memory = [], 0
+    with parquet.ParquetFile(path) as file:
+        _check_columns(path, file.metadata.num_columns)
+        check_memory(
+            8 * file.metadata.num_rows, str(path), f"{file.metadata.num_rows:,} rows", path.stat().st_size
+        )
+        for batch in file.iter_batches(4096):
+            memory += batch.nbytes
+            check_memory(memory, str(path), "its rows", path.stat().st_size)
+            batches.append(batch)
+        return pyarrow.Table.from_batches(batches, file.schema_arrow)
 
 
 class _Places:
@@ -97,12 +130,13 @@ class _Places:
         )
         if numeric or pyarrow.types.is_decimal(kind) or pyarrow.types.is_null(kind):
             return np.asarray(column.cast(pyarrow.float64()), dtype=np.float64)
-        for row, value in enumerate(column.to_pylist()):
+        numbers = np.empty(len(column))
+        for row, value in enumerate(column):
             try:
-                float(value)
+                numbers[row] = float(value.as_py())
             except (TypeError, ValueError):
                 hint = f"; data.ignore=[{name}] leaves the column out" if told else ""
                 raise UserError(
-                    f"{self.of(row)}, column {name}: expected {what}, received {value!r}{hint}"
+                    f"{self.of(row)}, column {name}: expected {what}, received {shown(value.as_py())}{hint}"
                 ) from None
-        return np.array([float(value) for value in column.to_pylist()])
+        return numbers

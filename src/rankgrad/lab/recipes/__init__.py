@@ -15,10 +15,13 @@ from yaml.composer import ComposerError
 from rankgrad.lab.tasks import TASKS, task_class
 from rankgrad.lab.training.config import RunConfig, nearest, override, shown, validated
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.reading import size_of
 from rankgrad.lab.training.task import Task
 
 #: Settings are nested two levels deep; far deeper is no recipe.
 _DEEPEST = 20
+#: No recipe has more bytes. (The largest here has 2,000.)
+_BYTES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -79,6 +82,8 @@ def _file(name: str) -> Any:
 def recipe_text(name: str) -> str:
     """The text of a recipe, of a YAML file, or of the settings of a run's folder."""
     file = _file(name)
+    if isinstance(file, Path):
+        size_of(file, _BYTES, "RECIPE")
     try:
         return str(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

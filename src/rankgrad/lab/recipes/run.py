@@ -20,7 +20,7 @@ from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
-from rankgrad.lab.training.run_files import Machine, Result, Spread, read_json
+from rankgrad.lab.training.run_files import DataNotes, Machine, Result, Spread, read_json, read_json_if_there
 from rankgrad.lab.training.task import Task
 
 #: Bytes that must be free where a run is written.
@@ -199,7 +199,7 @@ def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
     """A line for each run whose network was better before training than after it."""
-    metric = json.loads(next(folder.glob("**/data.json")).read_text()).get("headline", "")
+    metric = read_json(next(folder.glob("**/data.json")), DataNotes).get("headline", "")
     return [
         f"this run ended below its start: {metric} {result.first[metric]:.1f} before training, "
         f"{result.last[metric]:.1f} after it; try a lower lr"
@@ -234,8 +234,8 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     for other in beside:
         if recipes.load(str(other))[0] is not task:
             raise UserError(f"--beside: expected a run of the same task as {folder}, received {other}")
-    described = read_json(folder / "machine.json", Machine) if (folder / "machine.json").is_file() else {}
-    result = read_json(folder / "result.json", Result) if (folder / "result.json").is_file() else None
+    described = read_json_if_there(folder / "machine.json", Machine) or {}
+    result = read_json_if_there(folder / "result.json", Result)
     return page.write_report(
         folder,
         title=f"rankgrad: {folder.name}",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from rankgrad.lab.training.config import Count, NonNegative, Positive, RunConfig, Section
+from rankgrad.lab.training.config import Count, Many, NonNegative, Positive, RunConfig, Section
 from rankgrad.parameters import PROXY_LR
 
 #: A learning rate; before 0.2 the one of proxies was a multiple, in the thousands.
@@ -16,8 +16,8 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 class Batch(Section):
     """How batches are drawn."""
 
-    size: Count = 128  # items in a batch, of all processes; fewer where there are too few classes
-    per_class: Count = 4  # items of a class in a batch
+    size: Many = 128  # items in a batch, of all processes; fewer where there are too few classes
+    per_class: Many = 4  # items of a class in a batch
     sampler: Literal["classes", "superlabels"] = "classes"  # superlabels: a batch from two super-labels
     batches_per_pair: Count = 10  # superlabels: batches from each pair of super-labels in an epoch
 

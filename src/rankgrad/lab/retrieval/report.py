@@ -18,7 +18,7 @@ from rankgrad.lab.retrieval.config import RetrievalConfig
 from rankgrad.lab.retrieval.source import Source, Sources
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import Result, read_json
+from rankgrad.lab.training.run_files import DataNotes, Result, read_json_if_there
 from rankgrad.metrics import RetrievalMetrics
 from rankgrad.pairs import unit_length
 
@@ -48,13 +48,6 @@ class Examples(TypedDict):
 
     examples: list[Example]
     hardest: list[Example]
-
-
-class DataNotes(TypedDict):
-    """``data.json``, as far as the report shows it."""
-
-    counts: NotRequired[dict[str, int]]
-    told: NotRequired[list[str]]
 
 
 _STYLE = """<style>
@@ -147,7 +140,7 @@ def _results(
     cells: list[list[Any]] = [[name, *numbers, None] for name, numbers in rows]
     own = []
     for folder in (*beside, run):
-        result = read_json(folder / "result.json", Result) if (folder / "result.json").is_file() else Result()
+        result = read_json_if_there(folder / "result.json", Result) or Result()
         for which, label in (("first", "before training"), ("best", "best evaluation"), ("last", "last epoch")):
             if row := getattr(result, which):
                 own += [len(cells)] if folder == run else []
@@ -161,7 +154,7 @@ def _results(
 
 def _data(run: Path) -> str:
     """How much there is to train and to test on, what was said about it, and the spread of the embeddings."""
-    described = read_json(run / "data.json", DataNotes) if (run / "data.json").is_file() else DataNotes()
+    described = read_json_if_there(run / "data.json", DataNotes) or DataNotes()
     counts = described.get("counts", {})
     parts = [page.table(list(counts), [[f"{many:,}" for many in counts.values()]])] if counts else []
     parts += [f"<p>{escape(line)}</p>" for line in described.get("told", [])]
@@ -194,8 +187,7 @@ def sections(
         if memory := config.loss.arguments().get("memory"):
             data += f"<p>The memory of {memory} batches is full from step {memory} on.</p>"
         out.append(("Data and embeddings", data))
-    if (run / "examples.json").is_file():
-        examples = read_json(run / "examples.json", Examples)
+    if examples := read_json_if_there(run / "examples.json", Examples):
         told = (
             "<p>A query and its nearest items with their class and similarity: green has the query's class, "
             "red has not.</p>"

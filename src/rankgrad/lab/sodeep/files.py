@@ -5,13 +5,30 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from rankgrad.lab.training.checkpoint import write_bytes
+from rankgrad.lab.training.run_files import checked_json
 from rankgrad.surrogates.sodeep.networks import ARCHITECTURES, Sorter
 
 #: The key of our JSON among the file's metadata.
 _KEY = "rankgrad.sodeep"
+
+
+Size = Annotated[int, Field(ge=1, le=2**16)]
+
+
+class About(TypedDict):
+    """What a file says about its sorter."""
+
+    architecture: Literal["lstm", "cnn"]
+    length: Size
+    hidden: Size
+    layers: Size
+    recipe: dict[str, Any] | None
 
 
 def save(sorter: Sorter, path: str | os.PathLike[str], *, recipe: dict[str, Any] | None = None) -> None:
@@ -51,7 +68,11 @@ def read(path: str | os.PathLike[str]) -> tuple[Sorter, dict[str, Any] | None]:
         raise ValueError(
             f"path: expected a sorter saved by rankgrad, received {os.fspath(path)!r} without its sizes"
         )
-    about = json.loads(metadata[_KEY])
+    about: About = checked_json(metadata[_KEY], About, f"path: {os.fspath(path)}, metadata")
     sorter = ARCHITECTURES[about["architecture"]](about["length"], hidden=about["hidden"], layers=about["layers"])
-    sorter.load_state_dict(weights)
+    try:
+        sorter.load_state_dict(weights)
+    except RuntimeError as error:
+        told = " ".join(str(error).split())[:200]
+        raise ValueError(f"path: the weights in {os.fspath(path)!r} do not fit its sizes ({told})") from None
     return sorter.requires_grad_(False), about["recipe"]

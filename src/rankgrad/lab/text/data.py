@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -16,10 +16,13 @@ from torch import Tensor
 from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, by_classes, kept_apart, numbered
 from rankgrad.lab.text.config import Data
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.reading import check_memory
+from rankgrad.lab.training.run_files import checked_json
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 KINDS = {"labels": ("text", "label"), "pairs": ("anchor", "positive"), "graded": ("query", "document", "grade")}
 _SHARES = {"labels": 0.5, "pairs": 0.2, "graded": 0.2}
+_LINE = 2**24  # characters of a line at most
 _SHOWN = 60  # characters of a text that serve as its name
 
 
@@ -40,11 +43,12 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Line number and fields of every row."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = _bounded(path, file)
             if path.suffix.lower() == ".jsonl":
-                yield from _json_rows(path, file)
+                yield from _json_rows(path, lines)
                 return
-            csv.field_size_limit(sys.maxsize)  # texts that are too long are named by us
-            reader = csv.DictReader(file, delimiter="," if path.suffix.lower() == ".csv" else "\t")
+            csv.field_size_limit(_LINE)  # texts that are too long are named by us
+            reader = csv.DictReader(lines, delimiter="," if path.suffix.lower() == ".csv" else "\t")
             for row in reader:
                 if None in row:
                     raise UserError(f"--data: {path.name} line {reader.line_num}: more fields than columns")
@@ -55,16 +59,20 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         raise UserError(f"--data: {path.name} cannot be read as a table ({error})") from None
 
 
+def _bounded(path: Path, file: TextIO) -> Iterator[str]:
+    """The lines of a file; one without an end is not read to it."""
+    number = 0
+    while line := file.readline(_LINE):
+        number += 1
+        if len(line) == _LINE:
+            raise UserError(f"--data: {path.name} line {number}: expected fewer than {_LINE:,} characters")
+        yield line
+
+
 def _json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, object]]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"--data: {path.name} line {number}: expected JSON ({error.msg})") from None
-            if not isinstance(row, dict):
-                raise UserError(f"--data: {path.name} line {number}: expected an object, received {row!r}")
-            yield number, row
+            yield number, checked_json(line, dict[str, Any], f"--data: {path.name} line {number}")
 
 
 def kind_of(config: Data) -> str:
@@ -88,6 +96,7 @@ def _columns(path: Path, config: Data, kind: str) -> list[list[str]]:
     """The columns of a kind, checked: every text is there and not too long."""
     roles = KINDS[kind]
     columns: list[list[str]] = [[] for _ in roles]
+    size, memory = path.stat().st_size, 0
     for number, row in _rows(path):
         for role, column in zip(roles, columns, strict=True):
             name = getattr(config, role)
@@ -102,6 +111,8 @@ def _columns(path: Path, config: Data, kind: str) -> list[list[str]]:
                     f"data.longest = {config.longest:,}"
                 )
             column.append(value)
+            memory += sys.getsizeof(value) + 8
+        check_memory(memory, f"--data: {path.name}", "its texts", size)
     return columns
 
 

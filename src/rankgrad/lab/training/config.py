@@ -15,7 +15,10 @@ from rankgrad.lab.training.errors import UserError
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what torch.manual_seed takes, with room for --seeds
+Width = Annotated[int, Field(ge=1, le=2**16)]  # of a layer
+Side = Annotated[int, Field(ge=1, le=2**12)]  # of an image, in pixels
+Many = Annotated[int, Field(ge=1, le=2**20)]  # items of a batch
+Seed = Annotated[int, Field(ge=0, le=2**62)]  # what generators take, with room for epochs and --seeds
 
 
 class Section(BaseModel):

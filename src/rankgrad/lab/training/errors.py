@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class UserError(ValueError):
     """A wrong setting, a missing file, a run that cannot go on: the command line shows the message alone.
@@ -38,3 +40,30 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )
+
+
+#: Words of torch's errors -> what they mean for a user.
+_MEANINGS = {
+    r"allocate memory|not enough memory|out of memory|bad_alloc|[Ss]torage size calc|multiplication overflow": (
+        "out of memory; smaller sizes need less: of batches (batch.size), images (view.*), the network (model.*) "
+        "and the loss's memory; data.cache=none keeps no images"
+    ),
+    r"Connection (closed|reset) by peer|ncclRemoteError": (
+        "another process of this run has ended, so this one ends too; the other's message says why, and --resume "
+        "continues from the last checkpoint"
+    ),
+    r"without overflow": "a number in the settings is too large for the network's precision",
+    r"determine home directory": "a path begins with ~ and the name of a user who is not known here",
+    r"can't start new thread": "the system starts no more threads; data.workers says how many decode images",
+}
+
+
+def in_a_line(error: BaseException) -> str | None:
+    """What an error of torch's or the system's means for the user; None if it is a fault of this program."""
+    said = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        said = f"cannot allocate memory {said}"
+    for words, meaning in _MEANINGS.items():
+        if re.search(words, said):
+            return f"{meaning} ({said[:160]})"
+    return None

@@ -12,6 +12,7 @@ from typing import Any
 from rankgrad.lab.callbacks import Callback
 from rankgrad.lab.training.checkpoint import not_written, write_text
 from rankgrad.lab.training.errors import UserError, printable
+from rankgrad.lab.training.reading import read
 
 
 def read_table(path: Path, columns: Sequence[str] = ("step",)) -> list[dict[str, float]]:
@@ -23,7 +24,7 @@ def read_table(path: Path, columns: Sequence[str] = ("step",)) -> list[dict[str,
     if not path.is_file():
         return []
     try:
-        text = path.read_bytes().decode()
+        text = read(path, 2**29).decode()
         lines = list(csv.reader(text.splitlines(), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: expected a table of numbers ({error})") from None

@@ -22,10 +22,30 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device: unknown value {name!r}, say auto, cpu or cuda") from None
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device: unknown value {name!r}, say auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device: {name!r} asked for, but torch finds no GPU")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device: {name!r} asked for, torch finds {torch.cuda.device_count()} GPUs")
     return device
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can still be used: the GPU's, or the machine's and its container's."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0])
+    if not (info := Path("/proc/meminfo")).is_file():
+        return 2**40  # not Linux: unknown
+    lines = info.read_text().splitlines()
+    found = [next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))]
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and (text := limit.read_text().strip()) != "max":
+        stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+        found.append(int(text) - int(used.read_text()) + int(stat.get("file", 0)))  # cached files can go
+    return min(found)
 
 
 def _processor() -> str:

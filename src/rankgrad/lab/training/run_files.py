@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
+from rankgrad.lab.training import reading
 from rankgrad.lab.training.errors import UserError
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -67,6 +68,14 @@ class Spread(BaseModel):
     values: list[float]
 
 
+class DataNotes(TypedDict):
+    """``data.json``, as far as it is read again."""
+
+    counts: NotRequired[dict[str, int]]
+    told: NotRequired[list[str]]
+    headline: NotRequired[str]
+
+
 #: ``machine.json``.
 Machine = dict[str, str]
 
@@ -76,8 +85,15 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+#: Bytes of memory that JSON takes while it is read: a value in a list, a list, an object (measured, with room).
+_JSON = {",": 32, "[": 128, "{": 480}
+
+
 def checked_json(content: str | bytes, kind: Any, name: str) -> Any:
     """JSON as an object of this kind; ``name`` says in messages where it is from."""
+    content = content.encode(errors="surrogateescape") if isinstance(content, str) else content
+    needed = sum(size * content.count(mark.encode()) for mark, size in _JSON.items())
+    reading.check_memory(needed, name, "its values")
     try:
         return _adapter(kind).validate_json(content)
     except ValidationError as error:
@@ -94,7 +110,12 @@ def checked(value: Any, kind: Any, name: str) -> Any:
 
 def read_json(path: Path, kind: Any) -> Any:
     """The content of a file of a run."""
-    return checked_json(path.read_bytes(), kind, str(path))
+    return checked_json(reading.read(path), kind, str(path))
+
+
+def read_json_if_there(path: Path, kind: Any) -> Any:
+    """The same; None where there is no such file."""
+    return read_json(path, kind) if path.is_file() else None
 
 
 def _fault(error: ValidationError, name: str) -> UserError:

@@ -23,7 +23,9 @@ def _files(given: list[Path]) -> list[Path]:
 
 def _lines(given: list[Path]) -> list[str]:
     """The texts of files, one in each line that is not empty."""
-    texts = [line for path in given for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    from rankgrad.lab.training.reading import read_lines
+
+    texts = [line for path in given for line in read_lines(path, argument="TEXTS") if line.strip()]
     if not texts:
         raise UserError(f"TEXTS: no texts in {', '.join(map(str, given))}")
     return texts
@@ -129,8 +131,11 @@ def detect(
 
 def _threshold(folder: Path) -> float:
     """Where F1 was best on the test images of the run; 0.5 if that is not known."""
-    kept = folder / "detections.json"
-    return float(json.loads(kept.read_text())["threshold"]) if kept.is_file() else 0.5
+    from rankgrad.lab.detection.report import Detections
+    from rankgrad.lab.training.run_files import read_json_if_there
+
+    found = read_json_if_there(folder / "detections.json", Detections)
+    return float(found["threshold"]) if found else 0.5
 
 
 def export(

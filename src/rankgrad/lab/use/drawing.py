@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankgrad.lab.report.curves import COLOURS
 from rankgrad.lab.training.checkpoint import write_bytes
+from rankgrad.lab.vision.decoding import upright
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -23,10 +27,12 @@ def names(paths: list[Path]) -> list[str]:
 
 def draw(path: Path, out: Path, boxes: list[dict[str, Any]], classes: tuple[str, ...]) -> None:
     """The image with its boxes, as PNG; ``boxes`` have a class, a score and corners in pixels."""
-    from PIL import Image, ImageDraw, ImageOps
+    write_bytes(out, upright(path, lambda *size: size, lambda image: _drawn(image, boxes, classes)))
 
-    with Image.open(path) as file:
-        image = ImageOps.exif_transpose(file).convert("RGB")  # upright, as it was detected
+
+def _drawn(image: Image.Image, boxes: list[dict[str, Any]], classes: tuple[str, ...]) -> bytes:
+    from PIL import ImageDraw
+
     pen = ImageDraw.Draw(image)
     for box in sorted(boxes, key=lambda one: float(one["score"])):  # the most confident on top
         colour = COLOURS[classes.index(box["class"]) % len(COLOURS)]
@@ -38,4 +44,4 @@ def draw(path: Path, out: Path, boxes: list[dict[str, Any]], classes: tuple[str,
         pen.text((left + 2, max(top - 12, 0)), text, fill="white")
     content = io.BytesIO()
     image.save(content, "PNG")
-    write_bytes(out, content.getvalue())
+    return content.getvalue()

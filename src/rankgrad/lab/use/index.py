@@ -10,13 +10,15 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 from rankgrad.lab.training.checkpoint import write_bytes, write_text
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.run_files import read_json
 
 #: With more items the index is a graph (HNSW): approximate, but a search does not visit every item.
 EXACT_UP_TO = 200_000
@@ -45,6 +47,15 @@ class Index:
             [(self.names[row], float(score)) for row, score in zip(*one, strict=True) if row >= 0]
             for one in zip(rows.tolist(), scores.tolist(), strict=True)
         ]
+
+
+class Notes(TypedDict):
+    """What is noted beside an index."""
+
+    checkpoint: str
+    sha256: str
+    kind: Literal["image", "text"]
+    names: list[str]
 
 
 def _beside(path: Path) -> Path:
@@ -89,16 +100,17 @@ def read(path: Path) -> Index:
     for one in (path, _beside(path)):
         if not one.is_file():
             raise UserError(f"INDEX: no such file {str(one)!r}; rankgrad embed --index {path} writes it")
+    notes: Notes = read_json(_beside(path), Notes)
+    names, checkpoint = notes["names"], notes["checkpoint"]
     try:
-        notes = json.loads(_beside(path).read_text())
-        names, checkpoint, kind, known = (notes[key] for key in ("names", "checkpoint", "kind", "sha256"))
         index = faiss.deserialize_index(np.frombuffer(path.read_bytes(), np.uint8))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"INDEX: {path} was not written by rankgrad embed, or is broken ({error})") from None
+    except (ValueError, RuntimeError, MemoryError) as error:
+        told = str(error).strip().rpartition("\n")[2]
+        raise UserError(f"INDEX: {path} was not written by rankgrad embed, or is broken ({told})") from None
     if index.ntotal != len(names):
         raise UserError(f"INDEX: {path} has {index.ntotal} embeddings, {_beside(path)} {len(names)} names")
     if not Path(checkpoint).is_file():
         raise UserError(f"INDEX: the network that embedded its items is gone: {checkpoint}")
-    if _fingerprint(Path(checkpoint)) != known:
+    if _fingerprint(Path(checkpoint)) != notes["sha256"]:
         raise UserError(f"INDEX: {checkpoint} has changed since {path} was written; embed the items again")
-    return Index(index, names, Path(checkpoint), kind)
+    return Index(index, names, Path(checkpoint), notes["kind"])

@@ -6,8 +6,13 @@ import base64
 import io
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankgrad.lab.report import page
+from rankgrad.lab.vision.decoding import upright
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _SIDE = 132
 _STYLE = """
@@ -41,13 +46,13 @@ def _figure(name: str, caption: str, kind: str) -> str:
 
 def _thumbnail(path: Path) -> str:
     """A small JPEG as a data URL; nothing for a file that can no longer be read."""
-    from PIL import Image, ImageOps
-
     try:
-        with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file).convert("RGB")
+        return upright(path, lambda *size: (2 * _SIDE, 2 * _SIDE), _small)
     except (OSError, ValueError):
         return ""
+
+
+def _small(image: Image.Image) -> str:
     image.thumbnail((2 * _SIDE, 2 * _SIDE))
     content = io.BytesIO()
     image.save(content, "JPEG", quality=80)

@@ -9,9 +9,6 @@ from typing import Protocol
 from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
 
-#: No list has more bytes: the largest of the benchmarks has 4 million.
-_BYTES = 200_000_000
-
 
 class Described(Protocol):
     """Settings of a data set."""
@@ -47,20 +44,6 @@ def find(root: Path, *places: str) -> Path:
         if (root / place).exists():
             return root / place
     raise UserError(f"--data: expected {' or '.join(places)} in {root}, found none")
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a list; one that is not UTF-8 is named."""
-    if path.stat().st_size > _BYTES:
-        raise UserError(f"--data: {path} has {path.stat().st_size:,} bytes, expected a list of at most {_BYTES:,}")
-    content = path.read_bytes()
-    try:
-        return content.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UserError(
-            f"--data: {path} line {line}: expected UTF-8, received byte {content[error.start]:#04x}"
-        ) from None
 
 
 def inside(name: str, place: str) -> str:

@@ -7,6 +7,7 @@ begin, height and width of each. Batches are cut out of it on the device.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankgrad.lab.training import machine
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.decoding import upright
 
@@ -38,7 +40,7 @@ _AT_A_TIME = 256
 _SIDE_BY_SIDE = 2**26
 
 #: More threads do not help, and a system has only so many.
-_MOST_WORKERS = 64
+MOST_WORKERS = 64
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,25 @@ def whole(images: Ragged) -> Tensor:
     return images.pixels[(begin + y * width).unsqueeze(2) + x.unsqueeze(1)]
 
 
+class _Room:
+    """Bytes of decoded images that all threads together may keep; more of them are an error."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self._used = total, 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Keep so many bytes more."""
+        with self._lock:
+            self._used += size
+            full = self._used > self.total
+        if full:
+            raise UserError(
+                f"--data: the decoded images need more than {self.total / 1e9:,.1f} GB, nine tenths of the memory "
+                "that is free; a smaller view (view.resize, view.long) needs less, data.cache=none keeps no images"
+            )
+
+
 class Store:
     """Images, ready to be cut into batches on a device; ``faults`` says which cannot be read.
 
@@ -188,13 +209,14 @@ class Store:
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         self.device, self._decode = device, decode
-        self._pool = ThreadPoolExecutor(min(workers, _MOST_WORKERS))
+        self._pool = ThreadPoolExecutor(min(workers, MOST_WORKERS))
         self._ahead: dict[tuple[int, ...], Callable[[], Ragged]] = {}
         kept, shapes = [], []
         decoded: list[Tensor] = []
         parts: list[Ragged] = []
         self.faults: list[str] = []
-        for row, outcome in enumerate(self._decode_all(sources)):
+        room = _Room(9 * machine.available_bytes(torch.device("cpu")) // 10)
+        for row, outcome in enumerate(self._decode_all(sources, room)):
             if isinstance(outcome, str):
                 self.faults.append(f"{names[row]}: {outcome}")
             else:
@@ -202,6 +224,8 @@ class Store:
                 shapes.append(outcome.shape[:2])
                 if cache != "none":
                     decoded.append(outcome)
+                else:
+                    room.take(-outcome.numel())
             if len(decoded) == _AT_A_TIME:
                 parts.append(Ragged.of(decoded))
                 decoded.clear()
@@ -227,10 +251,17 @@ class Store:
         ) as error:  # Pillow raises many kinds for broken files: all of them mean this file is broken
             return f"broken ({error})"
 
-    def _decode_all(self, sources: Sequence[Path | Tensor]) -> Iterator[Tensor | str]:
+    def _decode_all(self, sources: Sequence[Path | Tensor], room: _Room) -> Iterator[Tensor | str]:
         """All images in order, a few hundred at a time in flight."""
+
+        def counted(source: Path | Tensor) -> Tensor | str:
+            outcome = self._try_decode(source)
+            if isinstance(outcome, Tensor):
+                room.take(outcome.numel())
+            return outcome
+
         for begin in range(0, len(sources), _AT_A_TIME):
-            yield from self._pool.map(self._try_decode, sources[begin : begin + _AT_A_TIME])
+            yield from self._pool.map(counted, sources[begin : begin + _AT_A_TIME])
 
     def image(self, row: int) -> Tensor:
         """One image, ``[H, W, 3]``."""

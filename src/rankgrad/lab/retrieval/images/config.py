@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rankgrad.lab.retrieval.config import RetrievalConfig
-from rankgrad.lab.training.config import Count, Section
+from rankgrad.lab.training.config import Count, Section, Side, Width
 from rankgrad.lab.vision.images import MEAN, STD
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -31,9 +31,9 @@ class Data(Section):
 class View(Section):
     """From a decoded image to what the network sees. Values left out are those the backbone was trained with."""
 
-    resize: Count | None = None  # pixels of the short side of an image, or of both sides
+    resize: Side | None = None  # pixels of the short side of an image, or of both sides
     shape: Literal["short", "square"] = "short"  # which sides are resized
-    crop: Count | None = None  # side of the square that the network receives, in pixels
+    crop: Side | None = None  # side of the square that the network receives, in pixels
     mean: Channels | None = None  # mean of each channel that is subtracted, in [0, 1]
     std: Channels | None = None  # standard deviation of each channel
     augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation
@@ -46,7 +46,7 @@ class Model(Section):
 
     backbone: str = "resnet50"  # a network of torchvision or timm; torchvision:NAME and timm:NAME say which
     weights: str = "library"  # library (download), none, or a safetensors file
-    embedding: Count = 512  # length of an embedding
+    embedding: Width = 512  # length of an embedding
     pooling: Literal["auto", "avg", "max", "avg+max", "gem", "own"] = "auto"  # auto: avg+max or own
     norm: Literal["layer", "none"] = "layer"  # norm of the features before the embedding layer
     batch_norm: Literal["frozen", "fixed", "train"] = "fixed"  # fixed: nothing learns; frozen: scale, shift do

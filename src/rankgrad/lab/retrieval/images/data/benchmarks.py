@@ -12,7 +12,8 @@ from rankgrad.lab.retrieval.images.config import Data
 from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, numbered
 from rankgrad.lab.training.config import shown
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.vision.folders import check_counts, find, inside, read_lines, root_of
+from rankgrad.lab.training.reading import read_lines
+from rankgrad.lab.vision.folders import check_counts, find, inside, root_of
 
 
 def _lines(
@@ -22,7 +23,7 @@ def _lines(
     if not path.is_file():
         raise UserError(f"--data: expected the list {path}, found no such file")
     rows = []
-    for number, line in enumerate(read_lines(path)[skip:], skip + 1):
+    for number, line in enumerate(read_lines(path, argument="--data")[skip:], skip + 1):
         fields = line.split()
         if not fields:
             continue
