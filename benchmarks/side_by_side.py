@@ -139,7 +139,7 @@ def train(
     further: Callable[[], Sequence[Job]] = lambda: (),
     keep: bool = True,
 ) -> None:
-    """Do the jobs, ``parallel`` at a time; one that fails is told and left, what is late is stopped.
+    """Do the jobs, ``parallel`` at a time; one that fails is reported, what is late is stopped.
 
     Args:
         jobs: What to do, in this order.
@@ -187,7 +187,7 @@ def train(
 
 
 def _next(ended: Any, workers: dict[int, tuple[Any, Any]], doing: dict[int, Job], end: float) -> int | None:
-    """The worker whose job ended next; None when the time is up. One whose process died is told, and has ended."""
+    """The worker whose job ended next; None when the time is up. One whose process died is reported."""
     while (left := end - time.monotonic()) > 0:
         try:
             return int(ended.get(timeout=min(left, 1.0)))

@@ -40,7 +40,7 @@ class Setting:
 # Losses
 
 
-def rival(name: str, model: nn.Module, **options: Any) -> nn.Module:
+def baseline(name: str, model: nn.Module, **options: Any) -> nn.Module:
     """A loss of sentence-transformers; triplets by cosine distance, which suits embeddings of unit length."""
     from sentence_transformers.sentence_transformer import losses
 
@@ -61,13 +61,13 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "rankgrad AP": partial(ours, rankgrad.AveragePrecisionLoss),
     "rankgrad recall": partial(ours, rankgrad.RecallLoss),
     "rankgrad proxies": proxies,
-    "MultipleNegativesRanking": partial(rival, "MultipleNegativesRankingLoss"),
-    "MultipleNegativesRanking, P x K": partial(rival, "MultipleNegativesRankingLoss"),
-    "BatchHardTriplet": partial(rival, "BatchHardTripletLoss"),
-    "BatchHardSoftMarginTriplet": partial(rival, "BatchHardSoftMarginTripletLoss"),
+    "MultipleNegativesRanking": partial(baseline, "MultipleNegativesRankingLoss"),
+    "MultipleNegativesRanking, P x K": partial(baseline, "MultipleNegativesRankingLoss"),
+    "BatchHardTriplet": partial(baseline, "BatchHardTripletLoss"),
+    "BatchHardSoftMarginTriplet": partial(baseline, "BatchHardSoftMarginTripletLoss"),
     "rankgrad Spearman": partial(ours, partial(partial, rankgrad.spearman_loss)),
-    "CoSENT": partial(rival, "CoSENTLoss"),
-    "CosineSimilarity": partial(rival, "CosineSimilarityLoss"),
+    "CoSENT": partial(baseline, "CoSENTLoss"),
+    "CosineSimilarity": partial(baseline, "CosineSimilarityLoss"),
 }
 
 

@@ -28,7 +28,7 @@ from rankgrad.lab.training.config import Optim
 IMAGES, REGIONS, CLASSES, MEMORY = 8, 512, 20, 7
 
 
-class Subject(NamedTuple):
+class Case(NamedTuple):
     """A detector whose steps are timed."""
 
     backbone: str
@@ -38,10 +38,10 @@ class Subject(NamedTuple):
 
 
 #: The benchmark's small images (short side 360), the recipe's (600), and torchvision's own (800).
-SUBJECTS = (
-    Subject("resnet50", (384, 480), stock=False, times=250),
-    Subject("resnet50", (608, 800), stock=False, times=500),
-    Subject("resnet50", (800, 1088), stock=True, times=150),
+CASES = (
+    Case("resnet50", (384, 480), stock=False, times=250),
+    Case("resnet50", (608, 800), stock=False, times=500),
+    Case("resnet50", (800, 1088), stock=True, times=150),
 )
 #: How many parts of a measurement are compared with each other.
 STRETCHES = 10
@@ -63,20 +63,20 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _ours(subject: Subject) -> Detector:
-    view = View(short=min(subject.canvas), long=max(subject.canvas))
+def _ours(case: Case) -> Detector:
+    view = View(short=min(case.canvas), long=max(case.canvas))
     classes = [str(i) for i in range(CLASSES)]
-    model = Model(backbone=subject.backbone, weights="none")
+    model = Model(backbone=case.backbone, weights="none")
     return build(model, view, regions=REGIONS, classes=classes, seed=0)[0]
 
 
-def _stock(subject: Subject) -> FasterRCNN:
+def _stock(case: Case) -> FasterRCNN:
     """As ``fasterrcnn_resnet50_fpn`` makes it around pretrained weights, without them."""
     torch.manual_seed(0)
     backbone = resnet_fpn_backbone(
-        backbone_name=subject.backbone, weights=None, norm_layer=FrozenBatchNorm2d, trainable_layers=3
+        backbone_name=case.backbone, weights=None, norm_layer=FrozenBatchNorm2d, trainable_layers=3
     )
-    short, long = min(subject.canvas), max(subject.canvas)
+    short, long = min(case.canvas), max(case.canvas)
     return FasterRCNN(backbone, 1 + CLASSES, min_size=short, max_size=long, box_batch_size_per_image=REGIONS)
 
 
@@ -86,10 +86,10 @@ class _Training:
     One network for all: two with the same loss differ by as much, in where their tensors lie, as two losses do.
     """
 
-    def __init__(self, subject: Subject, device: torch.device) -> None:
+    def __init__(self, case: Case, device: torch.device) -> None:
         self.device, self.precision = device, "bf16" if device.type == "cuda" else "fp32"
-        self.subject, side = subject, subject.canvas
-        network = _stock(subject) if subject.stock else _ours(subject)
+        self.case, side = case, case.canvas
+        network = _stock(case) if case.stock else _ours(case)
         self.network = network.to(device, memory_format=torch.channels_last).train()
         # A trained RPN proposes all the regions that are sampled, a quarter of them foreground. Of a random one's
         # fewer stay apart, and few meet an object: so they may overlap, and to touch a small one is to meet it.
@@ -113,9 +113,9 @@ class _Training:
 
     def losses(self) -> dict[str, Tensor]:
         """Forward."""
-        if self.subject.stock:
+        if self.case.stock:
             return self.network(list(self.images), self.targets)  # type: ignore[no-any-return]
-        sizes = [self.subject.canvas] * IMAGES
+        sizes = [self.case.canvas] * IMAGES
         return self.network(self.images, sizes, self.targets)  # type: ignore[no-any-return]
 
     def regions(self) -> str:
@@ -208,7 +208,7 @@ def _alone(times: int, device: torch.device) -> dict[str, list[float]]:
     return found
 
 
-def measure(subjects: Sequence[Subject] = SUBJECTS) -> str:
+def measure(cases: Sequence[Case] = CASES) -> str:
     """Time whole training steps with both losses, and the losses alone; a text with the numbers."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = machine.describe(device)
@@ -224,19 +224,19 @@ def measure(subjects: Sequence[Subject] = SUBJECTS) -> str:
         "| detector | canvas | loss | step, ms | more, ms | GPU kernels, ms | more kernels, ms |",
         "|---|---|---|---|---|---|---|",
     ]
-    for subject in subjects:
-        training = _Training(subject, device)
-        steps = _steps(training, subject.times)
+    for case in cases:
+        training = _Training(case, device)
+        steps = _steps(training, case.times)
         kernels = {name: _kernels(training, name) for name in LOSSES} if device.type == "cuda" else {}
-        maker = "torchvision's" if subject.stock else "the recipes'"
-        of = f"{maker} {subject.backbone}, {training.regions()}, {subject.times} steps"
+        maker = "torchvision's" if case.stock else "the recipes'"
+        of = f"{maker} {case.backbone}, {training.regions()}, {case.times} steps"
         for name in steps:
             told = "" if name == "cross entropy" else _more(steps, name)
             step = f"{statistics.median(steps[name]):.2f}"
-            canvas = f"{subject.canvas[0]} x {subject.canvas[1]}"
+            canvas = f"{case.canvas[0]} x {case.canvas[1]}"
             lines.append(f"| {of} | {canvas} | {name} | {step} | {told} | {_more_kernels(kernels, name)} |")
     lines += ["", "| loss alone, forward and backward | ms |", "|---|---|"]
     lines += [
-        f"| {name} | {statistics.median(found):.3f} |" for name, found in _alone(subjects[0].times, device).items()
+        f"| {name} | {statistics.median(found):.3f} |" for name, found in _alone(cases[0].times, device).items()
     ]
     return "\n".join([*lines, ""])

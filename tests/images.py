@@ -5,7 +5,7 @@ from PIL import Image
 
 
 def image(path, label, seed, size=(24, 20), kind=None):
-    """A noisy image whose colour tells its class; its real format may differ from what its name says."""
+    """A noisy image whose colour shows its class; its real format may differ from what its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     colour = np.random.default_rng(1000 + label).integers(122, 134, 3)
     noise = np.random.default_rng([label, seed]).integers(-40, 40, (size[1], size[0], 3))

@@ -1,11 +1,20 @@
-"""What the tests of training runs share: a run's tables and weights, and how to break one off."""
+"""What the tests of the command share: calling it, a run's tables and weights, and how to break one off."""
 
 import csv
 
+import pytest
 import torch
 
+from rankgrad.lab.cli import main
 from rankgrad.lab.training import checkpoint
 from rankgrad.lab.training.loop import Trainer
+
+
+def cli(*arguments):
+    """The exit code of a command; a message is its own code."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(one) for one in arguments])
+    return caught.value.code
 
 
 def rows(folder, name="steps"):

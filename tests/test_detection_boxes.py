@@ -257,7 +257,7 @@ def test_giou_without_foreground():
 
 
 @pytest.mark.parametrize("replays", [False, True])
-def test_the_drop_in_tells_how_boxes_fit(monkeypatch, replays):
+def test_the_drop_in_passes_the_iou_of_boxes(monkeypatch, replays):
     """Those of torchvision's sampled regions, padded where the loss is recorded; the other losses stay."""
     monkeypatch.setattr(rankgrad.graphs.Graphed, "replays", lambda self, *inputs: replays)
     monkeypatch.setattr(

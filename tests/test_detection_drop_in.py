@@ -262,7 +262,7 @@ def test_weights_move_freely_and_the_memory_by_itself():
 
 
 class Renamed(RoIHeads):
-    """Somebody's heads."""
+    """A user's own heads."""
 
 
 @pytest.mark.parametrize("heads", [RoIHeads, Renamed])
@@ -312,7 +312,7 @@ def test_a_users_own_heads():
 
 
 class OwnForward(RoIHeads):
-    """Heads whose training forward is somebody's own; ``take`` makes losses of the regions' features."""
+    """Heads whose training forward is the user's own; ``take`` makes losses of the regions' features."""
 
     def forward(self, features, proposals, image_shapes, targets=None):
         if not self.training:

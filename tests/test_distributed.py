@@ -241,6 +241,6 @@ def test_shares_of_a_mean(form, reduction):
 def test_alone_everything_is_the_identity():
     x = torch.randn(3, 2)
     assert distributed.gather(x) is x and distributed.total(x) is x and distributed.share(x).shape == x.shape
-    assert (distributed.count(), distributed.rank(), distributed.same_everywhere("a")) == (1, 0, "a")
+    assert (distributed.count(), distributed.process_index(), distributed.same_everywhere("a")) == (1, 0, "a")
     assert distributed.start(torch.device("cpu")) == torch.device("cpu")
     distributed.wait()

@@ -207,6 +207,7 @@ def test_commands_are_all_there():
                 assert f"`{flag}" in page.split(f"## rankgrad {name}\n")[1]
                 many += 1
     assert many > 10
+    assert not re.search(r"\[x|required.*\| *`", page)  # how a help text says what is required
 
 
 def test_formulas():

@@ -172,7 +172,7 @@ def test_moments(compiled):
     assert compiled.count("part_moments") == 2
 
 
-def test_an_unknown_version_of_triton_is_called_as_it_wants(monkeypatch):
+def test_an_unknown_version_of_triton_launches_its_kernels_itself(monkeypatch):
     """Compiled kernels are not kept: every launch is Triton's own, and a warning says so once."""
     launched = []
     monkeypatch.setattr(launching, "programs", lambda device: 132)

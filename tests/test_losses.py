@@ -242,7 +242,7 @@ def test_margin_breaks_ties_against_the_relevant_and_infinitesimally_changes_not
     for form in ("ap", "log"):
         none, tiny = (value_and_grad(form, scores, relevance, lam=1.0, margin=m) for m in (0.0, 1e-12))
         assert torch.equal(none[0], tiny[0])
-    # a list whose scores are all equal looks as bad as one in reverse order, wherever its positives are
+    # a list whose scores are all equal has the value of one in reverse order, wherever its positives are
     for where in itertools.permutations([True, True, False, False]):
         flat = rankgrad.average_precision_loss(torch.zeros(4), torch.tensor(where), lam=1.0)
         worst = rankgrad.average_precision_loss(-torch.tensor(where).float(), torch.tensor(where), lam=1.0)

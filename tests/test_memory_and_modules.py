@@ -124,7 +124,7 @@ def test_memory_does_not_keep_the_graph_nor_break_backward():
     for step in range(3):
         embeddings, labels = batch(seed=step, dtype=torch.float32)
         out = loss(embeddings.requires_grad_(), labels)
-        loss.memory.push(torch.zeros(12, 6), labels)  # somebody writes before backward
+        loss.memory.push(torch.zeros(12, 6), labels)  # the memory changes before backward
         out.backward()
         assert embeddings.grad.isfinite().all()
     assert not loss.memory.embeddings.requires_grad
@@ -324,7 +324,7 @@ def test_labels_of_another_integer_type_do_not_wrap():
     loss = rankgrad.RecallLoss(memory=1, margin=0.0)
     embeddings, _ = trained(4)
     loss(embeddings, torch.tensor([256, 257, 258, 259]))
-    assert loss(embeddings, torch.tensor([0, 1, 2, 3], dtype=torch.uint8)) == 0  # nobody has a partner
+    assert loss(embeddings, torch.tensor([0, 1, 2, 3], dtype=torch.uint8)) == 0  # no item has a partner
 
 
 def test_unit_length_is_torchs_normalize_and_differentiable_twice():

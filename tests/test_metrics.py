@@ -88,7 +88,7 @@ def test_spearman_masked_and_degenerate():
     )
 
 
-def test_a_constant_scorer_looks_bad_wherever_its_positives_are():
+def test_a_constant_scorer_gets_the_worst_value_wherever_its_positives_are():
     for relevance in ([True, True, False, False], [False, False, True, True]):
         r = torch.tensor(relevance)
         assert metrics.recall_at_k(torch.zeros(4), r, k=2) == 0

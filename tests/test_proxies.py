@@ -169,7 +169,7 @@ def test_proxies_learn_a_linear_embedding():
 
 
 def test_a_weight_whose_slope_is_infinite_at_nothing_above():
-    """The best item has nobody to pass: however steep, it pulls at nobody."""
+    """The best item has no other to pass: however steep its slope, it has no gradient."""
     results = []
     for weight in (torch.sqrt, lambda k: (k + 1e-300).sqrt()):
         scores = torch.tensor([3.0, 2, 1, 0], dtype=torch.float64, requires_grad=True)

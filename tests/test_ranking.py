@@ -274,7 +274,7 @@ def test_ndcg_loss_is_one_minus_the_metric_with_a_gradient_of_its_ranks(gain, da
 
 
 def test_training_with_ndcg_and_spearman_gets_better():
-    """NDCG can stand still where its slopes are already in the order of the scores."""
+    """NDCG may have no gradient where its slopes are already in the order of the scores."""
     torch.manual_seed(3)
     grades = torch.randint(0, 4, (6, 12))
     target = torch.stack([torch.randperm(12) + 1 for _ in range(6)])

@@ -49,7 +49,7 @@ def test_r_at_k_by_hand():
         assert found[f"R@{k}"] == pytest.approx(100 * hits / 60)
 
 
-def test_a_collapsed_model_looks_as_bad_as_it_is():
+def test_a_collapsed_model_gets_the_worst_value():
     labels = torch.arange(10).repeat_interleave(4)
     found = retrieval_metrics(torch.ones(40, 8), labels, chunk=9).summary([1, 36])
     assert found["R@1"] == found["R@36"] == 0

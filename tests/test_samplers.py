@@ -158,7 +158,7 @@ def test_processes_share_a_batch(monkeypatch):
     parts = []
     for rank in range(2):
         monkeypatch.setattr(distributed, "count", lambda: 2)
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(distributed, "process_index", lambda rank=rank: rank)
         parts.append(list(by_class()))
     assert [a + b for a, b in zip(*parts, strict=True)] == whole
     monkeypatch.setattr(distributed, "count", lambda: 5)

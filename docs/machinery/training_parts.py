@@ -109,7 +109,7 @@ def _command(command: Any, name: str) -> list[str]:
     rows, usage, context = [], [name], typer.Context(command, info_name=name)
     for parameter in command.params:
         given, told = parameter.get_help_record(context) or ("", "")
-        told, *rest = re.split(r"\s*\[(?=required|default)", told.rstrip("]"))
+        told, *rest = re.split(r"\s*\[(?:[^\[\]]*; )?(?=required|default)", told.rstrip("]"))
         default = "".join(rest).removeprefix("default: ").partition(";")[0]
         if parameter.param_type_name == "argument":
             given = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")

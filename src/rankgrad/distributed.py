@@ -27,7 +27,7 @@ def count(group: dist.ProcessGroup | None = None) -> int:
     return dist.get_world_size(group) if active(group) else 1
 
 
-def rank(group: dist.ProcessGroup | None = None) -> int:
+def process_index(group: dist.ProcessGroup | None = None) -> int:
     """Which of them this is; 0 is the one that writes files."""
     return dist.get_rank(group) if active(group) else 0
 
@@ -49,7 +49,7 @@ def share(rows: Tensor) -> Tensor:
     if len(rows) % count():
         raise ValueError(f"batch: expected a multiple of the {count()} processes, received {len(rows)}")
     part = len(rows) // count()
-    return rows[rank() * part : (rank() + 1) * part]
+    return rows[process_index() * part : (process_index() + 1) * part]
 
 
 def same_everywhere(value: Any) -> Any:
@@ -95,7 +95,7 @@ class Processes:
 
     def numbered(self, rows: int, device: torch.device) -> Tensor:
         """Row numbers of this process that are unique over all processes."""
-        own = rank(self.group) if self.several else 0
+        own = process_index(self.group) if self.several else 0
         return torch.arange(rows, device=device) + (own << 40)
 
 
@@ -118,7 +118,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         sizes = _sizes(rows, group)
-        ctx.begin, ctx.size, ctx.group = sum(sizes[: rank(group)]), len(rows), group
+        ctx.begin, ctx.size, ctx.group = sum(sizes[: process_index(group)]), len(rows), group
         if rows.dtype == torch.bool:
             return _gathered(rows.to(torch.uint8), sizes, group).bool()
         return _gathered(rows, sizes, group)

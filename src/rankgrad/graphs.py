@@ -74,19 +74,19 @@ class _Part:
         )
 
 
-def _form(inputs: tuple[Any, ...], names: tuple[str, ...]) -> Any:
+def _signature(inputs: tuple[Any, ...], names: tuple[str, ...]) -> Any:
     """What a recording depends on beside the loss."""
     modes = torch.is_autocast_enabled("cuda"), getattr(torch.backends.cuda.matmul, _MATMUL)
-    form = tuple(
+    signature = tuple(
         (value.shape, value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else value
         for value in inputs
     )
     try:
-        hash(form)
+        hash(signature)
     except TypeError:  # a list could change between two calls and still be equal to itself
         kinds = ", ".join(type(value).__name__ for value in inputs)
         raise TypeError(f"inputs: expected tensors and values that cannot change, received {kinds}") from None
-    return names, modes, form
+    return names, modes, signature
 
 
 class _Recording:
@@ -94,9 +94,9 @@ class _Recording:
 
     def __init__(self, loss: nn.Module, inputs: tuple[Any, ...], names: tuple[str, ...]) -> None:
         self.loss, self.names, self.calls = loss, names, 0
-        self.form, self.parts = _form(inputs, names), [_Part(module) for module in loss.modules()]
+        self.signature, self.parts = _signature(inputs, names), [_Part(module) for module in loss.modules()]
         self.places = [_place_of(value) if isinstance(value, Tensor) else value for value in inputs]
-        # The parameters under other handles: what autograd knows of the originals belongs to another stream.
+        # The parameters under other handles: autograd's state of the originals belongs to another stream.
         self.originals = [one for one in loss.parameters() if one.requires_grad]
         self.parameters = {
             name: one.detach().requires_grad_() for name, one in loss.named_parameters() if one.requires_grad
@@ -106,9 +106,9 @@ class _Recording:
         self.replay: Callable[[], None] | None = None
         self.results: list[Tensor | None] = []
 
-    def fits(self, loss: nn.Module, form: Any) -> bool:
-        """Whether a call of this form is what was recorded, with the loss as it is now."""
-        return self.form == form and self.loss is loss and all(part.unchanged() for part in self.parts)
+    def fits(self, loss: nn.Module, signature: Any) -> bool:
+        """Whether a call of this signature is what was recorded, with the loss as it is now."""
+        return self.signature == signature and self.loss is loss and all(part.unchanged() for part in self.parts)
 
     def run_once(self) -> list[Tensor | None]:
         """The loss at the places, and its gradients at an upstream gradient of one."""
@@ -203,9 +203,9 @@ class Graphed(nn.Module):
 
     def _recording(self, inputs: tuple[Any, ...], names: tuple[str, ...]) -> _Recording:
         """The recording for a call like this one; the oldest makes room where there are too many."""
-        form = _form(inputs, names)
+        signature = _signature(inputs, names)
         for recording in reversed(self._recordings):
-            if recording.fits(self.loss, form):
+            if recording.fits(self.loss, signature):
                 return recording
         usable = [one for one in self._recordings if all(part.holds_the_same() for part in one.parts)]
         self._recordings = [*usable, _Recording(self.loss, inputs, names)][-MOST_RECORDINGS:]
@@ -243,9 +243,9 @@ def graphed(loss: nn.Module) -> Graphed:
     their gradients exist once more in memory.
 
     Args:
-        loss: A Module which does the same work for inputs of the same form, and whose result is a scalar; all
+        loss: A Module which does the same work for inputs of the same shapes, and whose result is a scalar; all
             Modules of this library are such. Changed settings (``lam``, ``margin``, training or not), functions
-            and parts are seen. Inputs are tensors, or values that cannot change.
+            and parts are noticed. Inputs are tensors, or values that cannot change.
 
     Returns:
         A Module with the same call. Its state_dict holds the loss's under ``loss.``.

@@ -56,7 +56,7 @@ class _Ring(nn.Module):
                 setattr(self, name, held.clone())
 
     def _make_room(self, batch: tuple[Tensor, ...]) -> None:
-        """Bring the ring into the batch's form: at first use, or when a batch is wider than any before."""
+        """Bring the ring into the batch's shape: at first use, or when a batch is wider than any before."""
         rows = len(batch[0])
         if self.rows == 0:
             for name, value in zip(self.fields, batch, strict=True):
@@ -77,7 +77,7 @@ class _Ring(nn.Module):
                 self.to(device)
 
     def _check_fits(self, name: str, value: Tensor) -> None:
-        """Require rows of the form the memory holds."""
+        """Require rows of the shape the memory holds."""
         ring: Tensor = getattr(self, name)
         if self.rows and ring.shape[2:] != value.shape[1:]:
             raise _check.fail(name, f"rows of shape {list(ring.shape[2:])}, as the memory holds", value)
@@ -106,7 +106,7 @@ class _Ring(nn.Module):
     @torch.inference_mode(False)
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self._make_writable()
-        # The padding of the saved ring may differ from ours: take its form, then copy as usual.
+        # The padding of the saved ring may differ from ours: take its shape, then copy as usual.
         for name in self.fields:
             saved = state_dict.get(prefix + name)
             if saved is None:

@@ -82,7 +82,7 @@ class Batches(BatchSampler):
 
     @property
     def sampler(self) -> Batches:  # type: ignore[override]
-        """Itself: accelerate and Lightning look here for :meth:`set_epoch`."""
+        """Itself: accelerate and Lightning call :meth:`set_epoch` on this attribute."""
         return self
 
     def set_epoch(self, epoch: int) -> None:

@@ -207,7 +207,7 @@ KEYS = [
 
 @pytest.mark.parametrize("number", range(max(1, MUTANTS // 4)))
 def test_settings(tmp_path, monkeypatch, number):
-    """Settings as nobody would give them: the command says which is wrong, or trains a step."""
+    """Random settings: the command says which is wrong, or trains a step."""
     from rankgrad.lab.training.loop import Trainer
 
     monkeypatch.setattr(Trainer, "_total", property(lambda self: 1))  # one step is enough

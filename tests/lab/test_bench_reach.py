@@ -9,13 +9,8 @@ import torch
 from rankgrad.engine import dispatch
 from rankgrad.lab.bench import blocks, reach, timing
 from rankgrad.lab.bench.lines import Line
-from rankgrad.lab.cli import main
 
-
-def cli(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main([*arguments])
-    return caught.value.code
+from runs import cli
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Callbacks of a run: what they are told, TensorBoard's files, and how Weights & Biases and MLflow are called."""
+"""Callbacks of a run: what they receive, TensorBoard's files, and how Weights & Biases and MLflow are called."""
 
 import math
 import sys
@@ -37,7 +37,7 @@ class Listener(Callback):
         self.heard.append(("end",))
 
 
-def test_a_callback_hears_what_the_tables_say(tmp_path, monkeypatch):
+def test_a_callback_receives_the_rows_of_the_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(Listener, "heard", [])
     named = f"callbacks=['{__name__}:Listener']"
     folder, _ = run.run("digits", [*SHORT, named], out=str(tmp_path / "a"))

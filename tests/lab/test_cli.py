@@ -12,21 +12,13 @@ import pytest
 import torch
 
 from rankgrad.lab import recipes
-from rankgrad.lab.cli import main
 from rankgrad.lab.recipes import run
 from rankgrad.lab.recipes.commands import explained
 from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
 from rankgrad.lab.training import checkpoint
 
 import images
-from runs import stop_after
-
-
-def cli(*arguments):
-    """The exit code of a command; a message is its own code."""
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return caught.value.code
+from runs import cli, stop_after
 
 
 @pytest.fixture(scope="module")
@@ -180,10 +172,10 @@ def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu():
-    assert cli("train", "digits", "device=cuda") == "rankgrad: device: 'cuda' asked for, but torch finds no GPU"
+    assert cli("train", "digits", "device=cuda") == "rankgrad: device: expected a GPU for 'cuda', torch finds none"
 
 
-def test_a_checkpoint_of_somebody_else(tmp_path):
+def test_a_checkpoint_of_another_program(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")

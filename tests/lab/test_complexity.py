@@ -11,16 +11,12 @@ from rankgrad.lab.cli import main
 from rankgrad.lab.training import machine
 from rankgrad.surrogates import METHODS
 
+from runs import cli
+
 CPU = torch.device("cpu")
 
 
-def cli(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return caught.value.code
-
-
-def test_every_method_has_a_row_and_a_look():
+def test_every_method_has_a_row_and_a_style():
     from rankgrad.lab.figures.complexity import _LOOKS
 
     names = set(complexity.contenders())
@@ -151,7 +147,7 @@ def test_a_list_longer_than_predicted_says_so(monkeypatch):
         ),
     ],
 )
-def test_what_fails_is_told_and_the_others_go_on(error, note):
+def test_failures_are_reported_and_the_others_go_on(error, note):
     def prepare(scores):
         raise error
 

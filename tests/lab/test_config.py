@@ -41,7 +41,7 @@ def test_the_benchmarks_have_the_paper_s_settings(name, lr, margin, lam, per_cla
 
 
 def test_the_proxies_recipe_has_the_defaults_of_their_loss():
-    """They were chosen together: whoever takes the Module gets what was measured."""
+    """They were chosen together: the defaults of the Module are what was measured."""
     _, config = recipes.load("cub-proxy")
     assert (config.loss.name, config.loss.arguments()) == ("proxy", {})
 

@@ -41,13 +41,13 @@ def network(**options):
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.7])
-@pytest.mark.parametrize("look", [1, 8])
+@pytest.mark.parametrize("every", [1, 8])
 @pytest.mark.parametrize("suppress", [suppressed, _suppressed_one_by_one])
-def test_suppression_is_greedy(threshold, look, suppress):
+def test_suppression_is_greedy(threshold, every, suppress):
     boxes = random_boxes(5, 60, spread=30)
     alive = torch.rand(5, 60, generator=torch.Generator().manual_seed(1)) < 0.9
     alive[3] = False
-    options = {"look": look} if suppress is suppressed else {}
+    options = {"every": every} if suppress is suppressed else {}
     stays = suppress(boxes, alive, threshold, **options)
     for group in range(5):
         rows = alive[group].nonzero().flatten()

@@ -60,7 +60,7 @@ def test_where_images_may_be(tmp_path):
     (root / "train2017").rename(root / "images" / "train2017")
     for path in (root / "val2017").iterdir():
         path.rename(root / "images" / path.name)
-    (root / "images" / "000100.jpg").unlink()  # one is missing, which is told later
+    (root / "images" / "000100.jpg").unlink()  # one is missing, which is reported later
     splits = read(root)
     assert all(path.is_file() for path in splits.train.sources)
     assert [path.parent.name for path in splits.test.sources] == ["images"] * 6

@@ -101,7 +101,7 @@ def test_a_bomb_is_refused_as_defusedxml_does(tmp_path):
     assert [e.text for e in ours.iter()] == [e.text for e in theirs.iter()]
 
 
-def test_what_the_user_can_mend(tmp_path):
+def test_user_errors_are_printed_as_one_line(tmp_path):
     with pytest.raises(UserError, match="--data"):
         read(tmp_path / "nowhere")
     with pytest.raises(UserError, match="ImageSets/Main"):
@@ -148,7 +148,7 @@ def test_encodings_of_annotations(tmp_path, encoding, said):
 
 
 @pytest.mark.parametrize(("said", "fault"), [("klingon", "unknown encoding: klingon"), (None, "can't decode")])
-def test_encodings_that_nobody_knows(tmp_path, said, fault):
+def test_unknown_encodings(tmp_path, said, fault):
     scenes.voc_set(tmp_path)
     first = "" if said is None else f'<?xml version="1.0" encoding="{said}"?>'
     path = tmp_path / "Annotations" / "000001.xml"

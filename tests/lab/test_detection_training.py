@@ -553,7 +553,7 @@ def test_how_much_longer_steps_are():
 
 
 @pytest.mark.parametrize("lasting", [1, 25])
-def test_what_the_standard_error_is_worth(lasting):
+def test_the_standard_error(lasting):
     """It says how much repeated measurements differ, also where slow moments last."""
     draw = np.random.default_rng(0)
     found = []

@@ -16,7 +16,6 @@ from benchmarks import cub, side_by_side
 from PIL import Image
 
 import rankgrad
-from rankgrad.lab.cli import main
 from rankgrad.lab.figures import (
     ablations,
     batch_bias,
@@ -33,13 +32,9 @@ from rankgrad.lab.figures.drawing import Drawing, Sources
 from rankgrad.lab.training.errors import UserError
 from rankgrad.surrogates import sodeep
 
+from runs import cli
+
 REFERENCE = Path(__file__).with_name("figures_reference.json")
-
-
-def cli(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return caught.value.code
 
 
 def quiet(**given):
@@ -233,7 +228,7 @@ def test_the_landscape_is_drawn(untrained, monkeypatch):
 # ---------------------------------------------------------------------------------------------- gradients
 
 
-def test_ours_push_exactly_what_the_bars_reach():
+def test_ours_push_exactly_what_is_within_reach():
     scores, relevance = gradients.the_list()
     ranks = 1.0 + relevance.nonzero().flatten()
     own = torch.arange(1.0, 5.0)
@@ -262,7 +257,7 @@ def test_every_row_has_a_push_of_one_and_words(untrained):
     assert not gradients.push(lambda s, r: 0 * s.sum(), scores, relevance).any()
 
 
-def test_the_bars_are_the_steps_of_algorithm_1():
+def test_the_reach_is_the_step_of_algorithm_1():
     """Moving one relevant score to the end of its bar changes the rank by as many as it passes there."""
     figure = style.sheet(2, 2)
     axes = figure.subplots()
@@ -403,7 +398,7 @@ def test_rows_of_runs_of_different_length_do_not_meet(tmp_path):
     )
 
 
-def test_what_is_missing_is_told(tmp_path):
+def test_missing_rows_are_reported(tmp_path):
     (tmp_path / "2026-01-01-other.md").write_text("no table")
     with pytest.raises(UserError, match=r"no table of benchmarks/cub\.py"):
         ablations.draw(quiet(results=tmp_path)[0])

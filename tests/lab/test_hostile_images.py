@@ -1,4 +1,4 @@
-"""Images that somebody put in a folder to see what happens: narrow, huge, turned, damaged, badly named."""
+"""Hostile images in a folder: narrow, huge, turned, damaged, badly named."""
 
 import io
 import struct

@@ -56,7 +56,7 @@ def test_gradients_of_baselines(loss, oracle, arguments):
 
 
 @pytest.mark.parametrize("loss", [*losses.BASELINES, *losses.OURS])
-def test_losses_learn_and_leave_queries_alone_that_have_nothing_to_say(loss):
+def test_losses_learn_and_skip_queries_without_relevant_items(loss):
     arguments = {} if loss in losses.BASELINES else {"lam": 5.0}
     made = losses.build(Named(name=loss, **arguments), 1.0)
     scores, grades, groups = batch(3)

@@ -9,12 +9,11 @@ import torch
 
 from rankgrad import metrics
 from rankgrad.lab import recipes
-from rankgrad.lab.cli import main
 from rankgrad.lab.ranker.task import RankerTask, measure, prepared, read, rebuild, score
 from rankgrad.lab.recipes import run
 from rankgrad.lab.training import checkpoint
 
-from runs import rows, same_weights, stop_after
+from runs import cli, rows, same_weights, stop_after
 
 SMALL = ["epochs=3", "save_minutes=0", "device=cpu", "hidden=[8]", "batch.queries=8", "lr=0.01"]
 
@@ -34,12 +33,6 @@ def queries(tmp_path):
     path = tmp_path / "queries.txt"
     path.write_text("\n".join(lines))
     return path
-
-
-def cli(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return caught.value.code
 
 
 def test_it_learns_and_reports(queries, tmp_path, capsys):

@@ -89,7 +89,7 @@ def test_no_gradient_is_said_once():
     assert watch.Watch("").see(steps([0.4] * 60, still=0.9)) == []
 
 
-def test_a_loss_that_reaches_nothing_is_told(tmp_path, capsys):
+def test_a_loss_that_reaches_nothing_is_reported(tmp_path, capsys):
     settings = ["loss=ap", "loss.window=1e-9", "loss.margin=0", "epochs=3", "device=cpu", "evaluate_every=3"]
     folder, _ = run.run("digits", settings, out=str(tmp_path / "a"))
     assert capsys.readouterr().out.count("of the embeddings get no gradient") == 1
@@ -134,7 +134,7 @@ def test_batches_fit_the_classes_there_are(counts, size, per_class):
 
 
 def test_a_small_folder_trains(tmp_path, capsys):
-    """20 classes of 20 images with the settings as they are, and classes of one image; both are told."""
+    """20 classes of 20 images with the settings as they are, and classes of one image; both are reported."""
     root = images.folder_set(tmp_path / "data", classes=20, each=20)
     for name in ("alone", "single"):
         images.image(root / name / "a.png", 30, 0)

@@ -135,7 +135,7 @@ def test_two_damaged_states_are_both_refused(copied):
     assert "--previous: expected --resume" in told("train", copied, "--previous")
 
 
-def test_a_damaged_best_checkpoint_is_told_before_training(copied, monkeypatch):
+def test_a_damaged_best_checkpoint_is_reported_before_training(copied, monkeypatch):
     flipped(copied / "best.safetensors", 8 * 5000)
     assert f"{copied}/best.safetensors is damaged" in told("train", copied, "--resume")
 
@@ -258,7 +258,7 @@ def test_broken_seeds(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "machine.json", "steps.csv", "evaluations.csv"])
-def test_broken_run_files_are_told_when_a_run_goes_on(copied, name):
+def test_broken_run_files_are_reported_when_a_run_resumes(copied, name):
     for content in BROKEN[name][:5]:
         (copied / name).write_bytes(content)
         assert str(copied / name) in told("train", copied, "--resume")

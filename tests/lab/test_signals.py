@@ -139,7 +139,7 @@ def test_ignored_signals_stay_ignored(monkeypatch):
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN is signal.getsignal(signal.SIGINT)
 
 
-def test_nobody_may_be_there_to_read_that_a_run_stops(tmp_path):
+def test_a_run_stops_where_nothing_reads_its_output(tmp_path):
     """Ctrl-C ends `tee` too, behind `2>&1 | tee log`."""
     code = (
         "import os, signal; from rankgrad.lab.training import signals\n"

@@ -13,6 +13,8 @@ from rankgrad.lab.sodeep import training
 from rankgrad.lab.training.errors import UserError
 from rankgrad.surrogates import sodeep
 
+from runs import cli
+
 QUICK = {"hidden": 16, "steps": 300, "batch_size": 64}
 
 
@@ -173,35 +175,27 @@ def test_the_metadata_say_what_it_is(tmp_path):
 # ------------------------------------------------------------------------------------------------ command
 
 
-def command(*arguments):
-    from rankgrad.lab.cli import main
-
-    with pytest.raises(SystemExit) as caught:
-        main(["sodeep", "train", *map(str, arguments)])
-    return caught.value.code
-
-
 def test_the_command(tmp_path, capsys):
     path = tmp_path / "new" / "s.safetensors"
     options = ["--length", 5, "--out", path, "--hidden", 8, "--steps", 200, "--learning-rate", 0.03]
-    assert command(*options) == 0
+    assert cli("sodeep", "train", *options) == 0
     told = capsys.readouterr().out
     error, constant = (float(told.split(word)[1].split()[0].rstrip(")")) for word in ("wrong by ", "for all: "))
     assert error < 0.8 * constant
     loaded, recipe = lab.files.read(path)
     assert loaded.length == 5 and recipe["steps"] == 200 and recipe["hidden"] == 8
     content = path.read_bytes()
-    assert command(*options) == 0  # the same again: nothing to train
+    assert cli("sodeep", "train", *options) == 0  # the same again: nothing to train
     assert path.read_bytes() == content
 
 
 def test_the_command_leaves_other_files_alone(tmp_path, capsys):
     path = tmp_path / "thesis.tex"
     path.write_text("years of work")
-    assert command("--length", 3, "--out", path, "--steps", 1) == 2
+    assert cli("sodeep", "train", "--length", 3, "--out", path, "--steps", 1) == 2
     assert path.read_text() == "years of work"
     assert "expected a safetensors file" in capsys.readouterr().err.replace("\n", " ").replace("│ ", "")
-    assert command("--length", 3, "--out", tmp_path / "a", "--architecture", "mlp") == 2
+    assert cli("sodeep", "train", "--length", 3, "--out", tmp_path / "a", "--architecture", "mlp") == 2
 
 
 def test_what_the_command_measures():

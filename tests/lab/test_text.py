@@ -9,7 +9,6 @@ pytest.importorskip("sentence_transformers")
 
 import text_files as texts
 from rankgrad.lab import recipes
-from rankgrad.lab.cli import main
 from rankgrad.lab.recipes import run
 from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.text import data, graded
@@ -17,7 +16,7 @@ from rankgrad.lab.text.config import Data
 from rankgrad.lab.training.errors import UserError
 from rankgrad.metrics import ndcg
 
-from runs import rows, same_weights, stop_after
+from runs import cli, rows, same_weights, stop_after
 
 SMALL = ["epochs=2", "batch.size=16", "per_class=4", "device=cpu", "lr=2e-3", "save_minutes=0"]
 
@@ -25,12 +24,6 @@ SMALL = ["epochs=2", "batch.size=16", "per_class=4", "device=cpu", "lr=2e-3", "s
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return texts.tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def cli(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return caught.value.code
 
 
 MAKE = {"labels": texts.labelled, "pairs": texts.pairs, "graded": texts.graded}

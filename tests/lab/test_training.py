@@ -166,14 +166,14 @@ def test_files_change_by_one_rename(tmp_path, monkeypatch):
     assert path.read_text() == "old"
 
 
-def test_weights_are_open_to_those_who_may_read_the_rest(tmp_path):
+def test_weights_have_the_permissions_of_the_other_files(tmp_path):
     checkpoint.write_text(tmp_path / "a.txt", "a")
     checkpoint.save_weights(tmp_path / "a.safetensors", torch.nn.Linear(2, 3), {"config": {"b": 1}, "metrics": {}})
     assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "a.txt").stat().st_mode
     assert checkpoint.load_weights(tmp_path / "a.safetensors")[1] == {"config": {"b": 1}, "metrics": {}}
 
 
-def test_a_lost_loss_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch):
     from rankgrad.lab.retrieval.task import RetrievalTask
 
     inner = RetrievalTask.batch_loss
@@ -188,7 +188,7 @@ def test_a_lost_loss_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatc
     assert len(rows(tmp_path / "a")) == 5
 
 
-def test_lost_embeddings_stop_the_run(tmp_path):
+def test_nan_embeddings_stop_the_run(tmp_path):
     with pytest.raises(UserError, match=r"^loss: nan at step"):
         run.run("digits", [*SHORT, "lr=1e18", "optim.schedule=constant"], out=str(tmp_path / "a"))
 

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 import rankgrad
-from rankgrad.lab.cli import main
 from rankgrad.lab.recipes import run
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Exportable
@@ -19,16 +18,11 @@ from rankgrad.lab.use import exporting, index, load
 
 import images
 import scenes
+from runs import cli
 
 DETECTOR = ["backbone=tiny", "weights=none", "pyramid=16", "hidden=32", "proposals=60", "detections=10"]
 DETECTOR += ["trainable=5", "batch.size=4", "regions=32", "test_size=3", "view.short=64", "view.long=96"]
 DETECTOR += ["precision=fp32", "epochs=1", "device=cpu", "data.counts=any"]
-
-
-def cli(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return caught.value.code
 
 
 @pytest.fixture(scope="module")
@@ -177,13 +171,13 @@ def test_many_items_make_a_graph(embedder, tmp_path, monkeypatch):
 
 
 def test_detect(detector, tmp_path, capsys):
-    folder, pictures = detector
-    assert "expected a network that embeds, received one of 'detection'" in cli("embed", folder, pictures)
+    folder, files = detector
+    assert "expected a network that embeds, received one of 'detection'" in cli("embed", folder, files)
     out = tmp_path / "drawn"
-    assert cli("detect", folder, pictures, "--out", out, "--score", 0) == 0
+    assert cli("detect", folder, files, "--out", out, "--score", 0) == 0
     told = json.loads((out / "detections.json").read_text())
     assert len(told) == 18 and f"on 18 images in {out}" in capsys.readouterr().out
-    path = sorted(pictures.iterdir())[0]
+    path = sorted(files.iterdir())[0]
     found = load(folder).detect([path])[0]
     scores = [one["score"] for one in told[str(path)]]
     assert scores == pytest.approx(found["scores"].tolist(), abs=1e-5)  # beside other images, in another canvas

@@ -7,7 +7,7 @@ from torch import Tensor
 from rankgrad import _check
 from rankgrad.losses import average_precision_loss
 
-#: In log-odds, which nothing else gives a scale: how far a foreground anchor looks up, and by how much it should
+#: In log-odds, which nothing else gives a scale: the reach of a foreground anchor, and by how much it should
 #: lead.
 WINDOW, MARGIN = 1.0, 0.5
 

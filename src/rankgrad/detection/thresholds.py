@@ -26,7 +26,7 @@ class ThresholdRankingLoss(ClassRankingLoss):
 
     Each threshold is a loss with lists, and a lambda, of its own. All of them are one call of the engine for the
     lists of classes, and one for the pooled lists. Scores and relevance are ``[items, 10 classes]``, a block of
-    columns for each threshold; so the memory knows which thresholds its items reached.
+    columns for each threshold; so the memory holds which thresholds its items reached.
 
     Args:
         weighed: Each list weighs as many of the items that reach 0.5 as reach its threshold, as in COCO's AP: an

@@ -104,7 +104,7 @@ def _flags(flags: Tensor | None) -> Any:
 
 
 class _Lists:
-    """The lists of all calls, one behind the other, in the form the kernels take."""
+    """The lists of all calls, one behind the other, as the kernels take them."""
 
     def __init__(self, request: Request) -> None:
         scores, n = request.scores, request.scores.shape[-1]

@@ -122,9 +122,9 @@ class Launcher:
             return
         addresses = []
         for arg in args:
-            form = type(arg)
+            kind = type(arg)
             addresses.append(
-                self._address + arg.offset if form is Part else arg.data_ptr() if form is Tensor else arg
+                self._address + arg.offset if kind is Part else arg.data_ptr() if kind is Tensor else arg
             )
         compiled.run(
             grid[0], grid[1], 1, self._stream, compiled.function, compiled.packed_metadata, None, None, None,

@@ -1,7 +1,7 @@
 """A warning, once, where nearly all lists have a loss and no gradient: their reach is too short to learn from.
 
-On a CPU only, where looking waits for no device, and in calls 1, 2, 4, 8, ...: what is wrong with the settings is
-wrong in all of them, and looking at every gradient would cost a few percent.
+On a CPU only, where reading a gradient waits for no device, and in calls 1, 2, 4, 8, ...: what is wrong with the
+settings is wrong in all of them, and checking every gradient would cost a few percent.
 """
 
 import warnings
@@ -19,7 +19,7 @@ class _Seen:
 
 
 def look(request: Request, answer: Answer) -> None:
-    """Count a call, and warn if it is one to look at and its gradient is zero nearly everywhere."""
+    """Count a call, and warn if it is one to check and its gradient is zero nearly everywhere."""
     _Seen.calls += 1
     if _Seen.warned or _Seen.calls & (_Seen.calls - 1) or int(request.relevance.count_nonzero()) < FEWEST_RELEVANT:
         return

@@ -1,4 +1,4 @@
-"""What can be trained, by the name a recipe gives as ``task``; imported when asked for."""
+"""What can be trained, by the name a recipe gives as ``task``; imported when used."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ def block_rows(candidates: int) -> int:
 
 
 class Asked(NamedTuple):
-    """What is asked of every list: the fields of a request that do not depend on the scores; and forces besides.
+    """What is computed of every list: the fields of a request that do not depend on the scores; and forces
+    besides.
 
     ``forces`` is empty or one of :data:`rankgrad.losses._forces.KINDS`, with its thresholds and weight.
     """
@@ -168,7 +169,7 @@ def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def survey(lookup: Lookup, asked: Asked, of_scores: bool) -> Survey:
-    """What a mean over several calls must know of each; of the scores only if wanted."""
+    """What a mean over several calls needs of each; of the scores only if wanted."""
     detached = lookup._replace(queries=lookup.queries.detach(), candidates=lookup.candidates.detach())
     if is_plain_call(lookup.queries) or torch._C._are_functorch_transforms_active():
         return _survey(detached, asked, of_scores)
@@ -301,7 +302,7 @@ class _LookupLoss(torch.autograd.Function):
 
 
 def _by_the_matrix(lookup: Lookup, known: Known, asked: Asked) -> Tensor:
-    """The loss inside transforms of torch.func: they see through a product of matrices, not through blocks."""
+    """The loss inside transforms of torch.func: these take one product of matrices, not the op over blocks."""
     # The candidates are kept for backward, and a memory changes before.
     pairs = lookup._replace(candidates=lookup.candidates.clone()).pairs()
     request = asked.request(pairs, known, ops.gradient_wanted(pairs.scores))

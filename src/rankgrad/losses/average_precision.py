@@ -31,7 +31,8 @@ def average_precision_loss(
     r"""One minus average precision.
 
     With :math:`r_i` the rank of the relevant item i in its list and :math:`r^+_i` its rank among the
-    relevant items, one list has the loss :math:`1 - \frac1p \sum_i r^+_i / r_i`.
+    relevant items, one list has the loss :math:`1 - \frac1p \sum_i r^+_i / r_i`. Use it where AP or mAP@R is
+    reported, or MAP of queries; on embeddings by :class:`AveragePrecisionLoss`.
 
     Args:
         scores: ``[..., n]``, higher is better.
@@ -91,6 +92,8 @@ def mean_average_precision_loss(
     max_relevant: int | None = None,
 ) -> Tensor:
     """One minus mAP: the average precision loss of each class over all items, averaged over classes.
+
+    Use it for multi-label classifiers; :class:`ClassRankingLoss` adds the pooled list and a memory.
 
     Args:
         scores: ``[items, classes]``; here a list is a *column*.

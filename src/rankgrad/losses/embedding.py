@@ -47,7 +47,7 @@ class EmbeddingLoss(nn.Module):
         raise NotImplementedError
 
     def asked(self, dtype: torch.dtype) -> Asked:
-        """What is asked of every list of the batch, for scores of a dtype."""
+        """What is computed of every list of the batch, for scores of a dtype."""
         reach, (margin, is_share) = reach_of(self.lam, self.window, dtype), margin_of(self.margin, dtype)
         name = self.form if isinstance(self.form, str) else "tables"
         return Asked(name, reach.kind, reach.strength, margin, is_share, self.max_relevant)
@@ -93,7 +93,7 @@ class EmbeddingLoss(nn.Module):
         loss = self.mean(kinds)
         # Trainers may call eval() of the network alone: a batch without a gradient is not one to learn from.
         if self.training and queries.requires_grad:
-            if self.processes.several:  # all of them remember the whole batch, in the same order
+            if self.processes.several:  # every process keeps the whole batch, in the same order
                 remembered = None if items is None else fresh.rows
                 self.memory.push(fresh.candidates, fresh.candidate_labels, remembered)
             else:

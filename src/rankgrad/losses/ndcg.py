@@ -31,8 +31,8 @@ def ndcg_loss(
 ) -> Tensor:
     r"""One minus NDCG: :math:`1 - \frac{1}{\mathrm{ideal}} \sum_i \mathrm{gain}_i / \log_2(1 + r_i)`.
 
-    Made with :func:`rankgrad.rank_loss`. Among tied scores the less relevant items come first, so a model
-    that scores everything alike gets the worst value.
+    For rankers with graded relevance. Made with :func:`rankgrad.rank_loss`. Among tied scores the less relevant
+    items come first, so a model that scores everything alike gets the worst value.
 
     Args:
         scores: ``[..., n]``, higher is better.

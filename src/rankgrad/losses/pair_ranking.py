@@ -63,7 +63,7 @@ class PairRankingLoss(AveragePrecisionLoss):
         self.pull, self.push = _check.finite("pull", pull), _check.finite("push", push)
 
     def asked(self, dtype: torch.dtype) -> Asked:
-        """What is asked of every list of the batch: ranks, and the hinge."""
+        """What is computed of every list of the batch: ranks, and the hinge."""
         asked = super().asked(dtype)
         if not self.hinge:
             return asked

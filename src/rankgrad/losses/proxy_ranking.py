@@ -95,10 +95,10 @@ class ProxyRankingLoss(nn.Module):
         loss = lookup_loss(lists, Known(), self.asked())
         if self.pairs:
             loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
-        return loss * (1 + poison)  # times NaN, so that no gradient looks sound
+        return loss * (1 + poison)  # times NaN, so that every gradient is NaN
 
     def asked(self) -> Asked:
-        """What is asked of the list of every proxy: its ranks, and the two thresholds."""
+        """What is computed of the list of every proxy: its ranks, and the two thresholds."""
         t, w = self.threshold, self.window
         return Asked("log", "window", w, forces="balanced", upper=t, lower=-t, weight=1 / w)
 

@@ -48,7 +48,7 @@ def recall_loss(
 
     With :math:`c_i` the number of irrelevant items at or above the relevant item i, one list has the loss
     :math:`\frac1p \sum_i W(c_i)`. It is :math:`\sum_K w_K (1 - \tilde r@K)` with :math:`W` the partial sums
-    of the weights :math:`w_K`.
+    of the weights :math:`w_K`. Use it where R@K is reported; on embeddings by :class:`RecallLoss`.
 
     Args:
         scores: ``[..., n]``, higher is better.
@@ -114,7 +114,7 @@ def recall_loss(
 
 
 class RecallLoss(EmbeddingLoss):
-    """Recall loss on a batch of embeddings; see :func:`recall_loss`.
+    """Recall loss on a batch of embeddings; see :func:`recall_loss`. The paper's retrieval loss.
 
     Every embedding is a query with a list of all others (itself excluded), and a second list of what the memory
     holds. Any class sizes.

@@ -30,7 +30,8 @@ def spearman_loss(
 ) -> Tensor:
     r"""One minus Spearman's coefficient: :math:`6 \sum_i (r_i - t_i)^2 / (n (n^2 - 1))`.
 
-    Made with :func:`rankgrad.rank_loss`. Between 0 (the same order) and 2 (the reverse). The formula is exact
+    Use it where the order of target values is to be learned, such as graded similarities of sentences. Made with
+    :func:`rankgrad.rank_loss`. Between 0 (the same order) and 2 (the reverse). The formula is exact
     where neither scores nor targets tie.
 
     Args:

@@ -8,7 +8,7 @@ and the loss 1 - AP(y). The hinge is max over y of [1 - AP(y) + F(y)] - F(perfec
 relevant items are ordered among themselves by score and irrelevant items likewise (Yue et al., section 4.1);
 what is left is how the two orders interleave: which relevant item each irrelevant item stands ahead of.
 
-With i-th relevant and j-th irrelevant item, both best first, letting j pass i is worth, times p,
+With i-th relevant and j-th irrelevant item, both best first, letting j pass i gains, times p,
 
     gain(i, j) = i / ((i + j) (i + j - 1)) - 2 (s_i - s_j) / m
 
@@ -30,7 +30,7 @@ from rankgrad.surrogates._pairwise import Slots, relevant_slots
 
 
 class Problem(NamedTuple):
-    """Lists as the inference sees them.
+    """Lists as the inference takes them.
 
     Attributes:
         scores: ``[lists, n]``, float64.

@@ -65,7 +65,7 @@ def fastap_loss(
     kinds = torch.stack([lists.relevant, lists.exists]).to(place.dtype)
     histogram = _histogram(place, kinds, bins)
     upto = histogram.cumsum(-1)
-    # An edge that nothing has reached has no precision, and nothing relevant to ask for it.
+    # An edge without any item at or above it has no precision, and no relevant item.
     precision = upto[0] / upto[1].where(upto[1] > 0, 1)
     total = (histogram[0] * precision).sum(-1)
     return lists.reduce(1 - total / kinds[0].sum(-1).clamp(min=1), reduction)

@@ -108,10 +108,10 @@ def divide_and_conquer(problem: Problem) -> Tensor:
     rows, n = problem.scores.shape
     places = torch.ones(rows * n, dtype=torch.int64, device=problem.scores.device)
     row = torch.arange(rows, device=places.device)
-    nobody = torch.zeros_like(row)
+    none = torch.zeros_like(row)
     # Items lie group by group, in the order of their list within a group: ties are broken by that order.
     in_play = problem.irrelevant & (problem.found > 0).unsqueeze(-1)
-    groups = _Groups(row, nobody, in_play.sum(-1), nobody + 1, problem.found + 1).open()
+    groups = _Groups(row, none, in_play.sum(-1), none + 1, problem.found + 1).open()
     items = in_play.flatten().nonzero().squeeze(-1)
     score = problem.scores.flatten()[items]
     while len(items):

@@ -1,8 +1,8 @@
 """Ranking losses for sentence-transformers: bi-encoders, cross-encoders, large batches, checkpoints.
 
 :class:`RankingLoss` and :class:`CachedRankingLoss` train bi-encoders, :class:`CrossEncoderRankingLoss` rerankers.
-:class:`ClassBatches` draws batches of P labels x K texts, and :class:`LossCheckpoint` saves and resumes what a
-loss remembers, which the trainer itself does not.
+:class:`ClassBatches` draws batches of P labels x K texts, and :class:`LossCheckpoint` saves and resumes the state
+of a loss, which the trainer itself does not.
 """
 
 try:

@@ -101,7 +101,7 @@ class RankingLoss(nn.Module):
         return result
 
     def _of_size(self, loss: EmbeddingLoss, size: int) -> EmbeddingLoss:
-        """The loss whose memory holds embeddings of this size: MatryoshkaLoss asks for several in a step."""
+        """The loss whose memory holds embeddings of this size: MatryoshkaLoss uses several in a step."""
         if loss.memory.get_buffer("embeddings").shape[-1] == size:
             return loss
         if str(size) not in self.by_size:

@@ -45,7 +45,7 @@ class ClassBatches:
         generator: torch.Generator | None = None,
         seed: int = 0,
     ) -> ClassSampler:
-        """The sampler of a data set, as the trainer asks for it; all its batches are full."""
+        """The sampler of a data set, as the trainer calls it; all its batches are full."""
         names = list(valid_label_columns or ()) if self.column is None else [self.column]
         found = next((name for name in names if name in dataset.column_names), None)
         if found is None:

@@ -69,6 +69,53 @@ def _paper_cells(table: list[long_lists.Row], device: str) -> Cells:
     return cells
 
 
+def _measured(
+    place: torch.device,
+    lengths: tuple[int, ...],
+    baselines_up_to: int,
+    batches: tuple[int, ...],
+    progress: Progress,
+) -> tuple[list[tuple[str, Cells]], dict[str, Any]]:
+    """The tables of one device, and their numbers for JSON."""
+    on_gpu = place.type == "cuda"
+    task = progress.add_task(f"{place.type}: lists", total=4 * len(lengths))
+    table = []
+    for row in long_lists.rows(
+        place, lengths, baselines_up_to=baselines_up_to, skew_at=min(1_000_000, lengths[-1])
+    ):
+        table.append(row)
+        progress.advance(task)
+    task = progress.add_task(f"{place.type}: embeddings", total=(7 if on_gpu else 6) * len(batches))
+    pairs = []
+    for pair in retrieval.rows(place, batches):
+        pairs.append(pair)
+        progress.advance(task)
+    growth = {k: long_lists.growth(table, k) for k in long_lists.relevant_counts(lengths[0])}
+    exponents = [["relevant", "exponent of n, from 1M"]]
+    exponents += [[k, "-" if v is None else f"{v:.2f}"] for k, v in growth.items()]
+    title = machine.in_a_line(place)
+    sections = [
+        (f"{title}: AP loss, forward + backward, one list of n scores", _list_cells(table, on_gpu)),
+        ("Growth", exponents),
+        ("Skewed scores", _skew_cells(table)),
+        ("Beside the paper's table", _paper_cells(table, place.type)),
+        (f"{title}: embeddings [batch, 512], 4 of a class, fp32, forward + backward", _retrieval_cells(pairs)),
+    ]
+    numbers: dict[str, Any] = {
+        "machine": title,
+        "lists": [dataclasses.asdict(r) for r in table],
+        "growth": growth,
+        "retrieval": [dataclasses.asdict(r) for r in pairs],
+    }
+    if on_gpu:
+        small = retrieval.list_launches(place)
+        cells = [["replay", "eager", "launches"]]
+        cells.append([in_time(small["replay"]), in_time(small["eager"]), f"{small['launches']:.0f}"])
+        sections.append(("Recall loss from a 128 x 512 score matrix", cells))
+        numbers["128 x 512"] = small
+    return sections, numbers
+
+
 def bench(
     context: typer.Context,
     device: Annotated[str, typer.Option(help="cpu, cuda, or both where there is a GPU")] = "both",
@@ -89,56 +136,13 @@ def bench(
         raise typer.BadParameter(f"{device!r}; this machine has {', '.join(available)}", param_hint="--device")
     sections: list[tuple[str, Cells]] = []
     numbers: dict[str, Any] = {}
+    lengths = tuple(n for n in long_lists.LENGTHS if n <= longest)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for name in available if device == "both" else [device]:
-            place = torch.device(name)
-            lengths = tuple(n for n in long_lists.LENGTHS if n <= longest)
-            batches = tuple(
-                b
-                for b in retrieval.BATCHES
-                if b <= (largest_batch if name == "cuda" else min(largest_batch, 1024))
-            )
-            task = progress.add_task(f"{name}: lists", total=4 * len(lengths))
-            table = []
-            for row in long_lists.rows(
-                place, lengths, baselines_up_to=baselines_up_to, skew_at=min(1_000_000, lengths[-1])
-            ):
-                table.append(row)
-                progress.advance(task)
-            task = progress.add_task(f"{name}: embeddings", total=(7 if name == "cuda" else 6) * len(batches))
-            pairs = []
-            for pair in retrieval.rows(place, batches):
-                pairs.append(pair)
-                progress.advance(task)
-            growth = {k: long_lists.growth(table, k) for k in long_lists.relevant_counts(lengths[0])}
-            exponents = [["relevant", "exponent of n, from 1M"]]
-            exponents += [[k, "-" if v is None else f"{v:.2f}"] for k, v in growth.items()]
-            title = machine.in_a_line(place)
-            sections += [
-                (
-                    f"{title}: AP loss, forward + backward, one list of n scores",
-                    _list_cells(table, name == "cuda"),
-                ),
-                ("Growth", exponents),
-                ("Skewed scores", _skew_cells(table)),
-                ("Beside the paper's table", _paper_cells(table, name)),
-                (
-                    f"{title}: embeddings [batch, 512], 4 of a class, fp32, forward + backward",
-                    _retrieval_cells(pairs),
-                ),
-            ]
-            numbers[name] = {
-                "machine": title,
-                "lists": [dataclasses.asdict(r) for r in table],
-                "growth": growth,
-                "retrieval": [dataclasses.asdict(r) for r in pairs],
-            }
-            if name == "cuda":
-                small = retrieval.list_launches(place)
-                cells = [["replay", "eager", "launches"]]
-                cells.append([in_time(small["replay"]), in_time(small["eager"]), f"{small['launches']:.0f}"])
-                sections.append(("Recall loss from a 128 x 512 score matrix", cells))
-                numbers[name]["128 x 512"] = small
+            largest = largest_batch if name == "cuda" else min(largest_batch, 1024)
+            batches = tuple(b for b in retrieval.BATCHES if b <= largest)
+            found, numbers[name] = _measured(torch.device(name), lengths, baselines_up_to, batches, progress)
+            sections += found
     console = Console()
     for title, cells in sections:
         tables.show(console, title, cells)

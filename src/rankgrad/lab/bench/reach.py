@@ -27,7 +27,7 @@ from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.losses import RecallLoss, average_precision_loss
 from rankgrad.metrics import average_precision
 
-#: How far relevant items look up; the scores are normal, so that a window of 1 is what "automatic" comes to.
+#: The reaches; the scores are normal, so that a window of 1 is what "automatic" comes to.
 REACHES: dict[str, dict[str, Any]] = {"lam": {"lam": 0.5}, "window": {"window": 1.0}, "automatic": {}}
 LONGEST_CHECKED = 1_000_000  # on a CPU the reference takes a minute for ten times as many
 DIFFERS = "differs from the reference"

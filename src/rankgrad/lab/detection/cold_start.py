@@ -66,7 +66,7 @@ class Curve:
 
 
 class _Items:
-    """Regions as a detector sees them: most are background, the others lie around the centre of their class."""
+    """Regions as a detector samples them: most are background, the others lie around the centre of their class."""
 
     def __init__(self, inputs: int, classes: int, foreground: float, distance: float, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)

@@ -27,7 +27,7 @@ class Data(Section):
 
 
 class View(Section):
-    """From a decoded image to what the network sees."""
+    """From a decoded image to the input of the network."""
 
     short: Side = 600  # pixels of the shorter side
     long: Side = 1000  # at most so many pixels of the longer side
@@ -35,7 +35,7 @@ class View(Section):
     jitter: tuple[Factor, Factor] = (1.0, 1.0)  # training: range of the random factor on a batch's size
 
     def longest(self) -> int:
-        """The longest side that a network of these settings sees."""
+        """The longest side of an image that enters a network of these settings."""
         return max(1, math.ceil(self.long * max(self.jitter[1], 1.0)))
 
     @model_validator(mode="after")

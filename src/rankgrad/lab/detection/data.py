@@ -1,4 +1,4 @@
-"""The data sets of detection, by the names that settings know them by."""
+"""The data sets of detection, by their names in the settings."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def backbone(config: Model) -> tuple[resnet.ResNet, bool]:
 def build(
     config: Model, view: View, *, regions: int, classes: Sequence[str], seed: int
 ) -> tuple[Detector, dict[str, Any]]:
-    """The network of these settings, and what a checkpoint must remember to build it without the weights' file."""
+    """The network of these settings, and what a checkpoint must hold to build it without the weights' file."""
     torch.manual_seed(seed)
     body, moved = backbone(config)
     notes = {"stride_in_1x1": moved, "classes": list(classes)}

@@ -23,7 +23,7 @@ from rankgrad.lab.detection.config import Boxes
 from rankgrad.lab.detection.matching import Truth, matches, overlaps, sample
 
 
-def suppressed(boxes: Tensor, alive: Tensor, threshold: float, *, look: int = 8) -> Tensor:
+def suppressed(boxes: Tensor, alive: Tensor, threshold: float, *, every: int = 8) -> Tensor:
     """Greedy non-maximum suppression of many groups at once: which boxes stay, ``[groups, n]``.
 
     A box stays if no better box that stays overlaps it too much. Read as an equation for "stays" this has one
@@ -34,7 +34,7 @@ def suppressed(boxes: Tensor, alive: Tensor, threshold: float, *, look: int = 8)
         boxes: ``[groups, n, 4]``, best first.
         alive: ``[groups, n]``; False = no box.
         threshold: Boxes with a larger IoU exclude each other.
-        look: Rounds between two checks whether anything still changes (each waits for the device).
+        every: Rounds between two checks whether anything still changes (each waits for the device).
     """
     left, top, right, bottom = boxes.unbind(2)
     area = (right - left) * (bottom - top)
@@ -52,9 +52,9 @@ def suppressed(boxes: Tensor, alive: Tensor, threshold: float, *, look: int = 8)
     there = alive.unsqueeze(1).to(dtype)  # [groups, 1, n], 1 or 0 as all that follow
     stays = there
     with torch.autocast(boxes.device.type, enabled=False):
-        for _ in range(0, boxes.shape[1] + look, look):
+        for _ in range(0, boxes.shape[1] + every, every):
             before = stays
-            for _ in range(look):  # 1 less the number that exclude it: above 0 only if there are none
+            for _ in range(every):  # 1 less the number that exclude it: above 0 only if there are none
                 stays = torch.baddbmm(there, stays, excludes, alpha=-1).relu_()
             if torch.equal(stays, before):
                 break

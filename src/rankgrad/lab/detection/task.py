@@ -88,7 +88,7 @@ def read_sources(
     splits = data.read(config, classes)
     wanted = (splits.train, splits.test)
     total = sum(len(scenes) for scenes in wanted if scenes is not None)
-    with log.progress("reading images", total, 0, show=distributed.rank() == 0) as bar:
+    with log.progress("reading images", total, 0, show=distributed.process_index() == 0) as bar:
         if splits.faults:
             bar.say(f"skipped {len(splits.faults)} annotations: {'; '.join(splits.faults[:5])}")
         done = 0
@@ -124,7 +124,7 @@ def detect(
     network.eval()
     order = source.ratios().argsort(stable=True)  # like shapes together
     # whole batches are shared out: the images of a batch decide the size of its canvas
-    mine = order.split(config.batch.test_size)[distributed.rank() :: distributed.count()]
+    mine = order.split(config.batch.test_size)[distributed.process_index() :: distributed.count()]
     found: dict[str, dict[int, dict[str, Tensor]]] = {scores: {} for scores in config.scorings()}
     with torch.inference_mode():
         for at, rows in enumerate(mine):
@@ -293,7 +293,7 @@ class DetectionTask(Task):
         from rankgrad.lab.detection.report import write_examples
 
         found, metrics = self.measure()
-        if distributed.rank() == 0:
+        if distributed.process_index() == 0:
             write_examples(folder, self.test, self.classes, self.config.scoring(), found, metrics)
 
     @classmethod

@@ -13,7 +13,7 @@ from rankgrad.lab.training.errors import UserError
 
 def figure(
     name: Annotated[str, typer.Argument(help="A figure, 'all', or 'ls' for a list of them.")],
-    out: Annotated[Path, typer.Option(help="The folder they go to: NAME.png, NAME.svg, NAME.md.")] = Path(
+    out: Annotated[Path, typer.Option(help="The folder to write NAME.png, NAME.svg and NAME.md to.")] = Path(
         "figures"
     ),
     run: Annotated[
@@ -26,7 +26,7 @@ def figure(
         Path | None, typer.Option(help="Result tables: a file or a folder, for ablations and complexity.")
     ] = None,
 ) -> None:
-    """Draw a figure as PNG and SVG with its caption beside it. Needs no data but what the figure is about."""
+    """Draw a figure as PNG and SVG with its caption beside it. Some read a run or result tables."""
     from rich.console import Console
 
     from rankgrad.lab.figures.catalogue import FIGURES, make

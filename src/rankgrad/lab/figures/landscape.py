@@ -33,6 +33,9 @@ reach. The other panels replace the ranks themselves. Few soft bins (third row) 
 many follow the loss with ripples of their own; the trained sorter misses all but the trend; sigmoids and the
 permutahedron round the steps, over a width that does not depend on the loss."""
 
+FLAT_CAPTION = """The twelve landscapes as maps over the plane (a, b): the colour is the height, on one scale for
+all panels. What to see: the steps of the loss are edges here; the interpolation keeps them for small lambda."""
+
 
 @dataclass(frozen=True)
 class Section:
@@ -99,7 +102,7 @@ def draw(sources: Sources) -> list[Drawing]:
     lines = line.numpy()
     return [
         Drawing("landscape", _surfaces(values, lines), CAPTION),
-        Drawing("landscape-flat", _maps(values, lines), CAPTION.replace("The height is", "The colour is")),
+        Drawing("landscape-flat", _maps(values, lines), FLAT_CAPTION),
     ]
 
 

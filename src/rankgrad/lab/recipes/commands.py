@@ -35,14 +35,15 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Argument(help="Settings as key=value, e.g. lr=1e-5 loss.lam=4.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
+    data: Annotated[str | None, typer.Option(help="The folder, or the file, of the data set.")] = None,
     out: Annotated[str | None, typer.Option(help="The folder of the run; default: a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, exactly.")] = False,
     previous: Annotated[
         bool, typer.Option("--previous", help="With --resume: from the checkpoint before the last one.")
     ] = False,
     seeds: Annotated[
-        int, typer.Option(min=1, help="How many runs, each with the next seed; reports their mean.")
+        int,
+        typer.Option(min=1, help="How many runs, each with the next seed; reports mean and deviation."),
     ] = 1,
 ) -> None:
     """Train a recipe. Several processes: torchrun --nproc-per-node N -m rankgrad train ..."""
@@ -57,7 +58,7 @@ def train(
         status = 128 + getattr(error, "number", signal.SIGINT)
         told = f"interrupted; {run.how_to_go_on(recipe, out, seeds)}"
         raise UserError(told, status=status) from None
-    if distributed.rank() != 0:
+    if distributed.process_index() != 0:
         return
     if seeds > 1:
         for row in run.spread(results):
@@ -114,9 +115,9 @@ def _value(value: object) -> str:
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="best.safetensors or last.safetensors of a run.")],
     settings: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.")] = None,
-    data: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
+    data: Annotated[str | None, typer.Option(help="The folder, or the file, of the data set.")] = None,
 ) -> None:
-    """Measure a checkpoint on its test images."""
+    """Measure a checkpoint on the test part of its data set."""
     from rankgrad.lab.training import checkpoint as files
     from rankgrad.lab.training import log, machine
 

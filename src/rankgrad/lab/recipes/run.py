@@ -116,7 +116,7 @@ def run(
         for seed in range(config.seed, config.seed + seeds):
             seeded = config.model_copy(update={"seed": seed})
             results.append(_one(task, seeded, folder / f"seed-{seed}", device, resume=resume))
-    if distributed.rank() == 0:
+    if distributed.process_index() == 0:
         checkpoint.write_text(folder / "seeds.json", json.dumps(spread(results), indent=1))
         write_report(folder)
     return folder, results
@@ -129,7 +129,7 @@ def _one(
         _same_version(folder, kind)
         same_settings(folder, config, "--resume")
     task = kind(config, device)
-    if distributed.rank() == 0:
+    if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
         for line in task.told:
             print(line)
@@ -142,7 +142,7 @@ def _one(
     distributed.wait()
     trainer = Trainer(task, config, folder, device)
     result = trainer.fit(resume=resume, previous=previous)
-    if distributed.rank() == 0:
+    if distributed.process_index() == 0:
         checkpoint.write_text(folder / "result.json", json.dumps(vars(result), indent=1))
         write_report(folder)
     return result

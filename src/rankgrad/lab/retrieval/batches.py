@@ -12,7 +12,7 @@ _STEPS = 5
 
 
 def fitted(batch: Batch, items: Items) -> tuple[Batch, str]:
-    """A batch that the classes can fill, and what is said about it where it differs from the one asked for.
+    """A batch that the classes can fill, and a note where it differs from the settings.
 
     A batch shows ``size / per_class`` classes. Where there are fewer, it shows all of them, and more items of each
     as far as most classes have enough of them for several batches: one batch an epoch would hardly train.

@@ -45,7 +45,7 @@ class Draw:
         """The draw of a step."""
         mixed = np.random.SeedSequence([seed, step, 1]).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
-        return Draw(generator, total, distributed.rank() * (total // distributed.count()))
+        return Draw(generator, total, distributed.process_index() * (total // distributed.count()))
 
 
 class Source(ABC):

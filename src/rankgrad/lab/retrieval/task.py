@@ -38,7 +38,7 @@ def embed(
     ``progress`` is called with the number of items done so far.
     """
     network.eval()
-    mine = torch.arange(len(source)).tensor_split(distributed.count())[distributed.rank()].split(batch)
+    mine = torch.arange(len(source)).tensor_split(distributed.count())[distributed.process_index()].split(batch)
     parts = []
     with torch.inference_mode(), optim.autocast(precision, source.device):
         for at, now in enumerate(mine):
@@ -139,7 +139,7 @@ class RetrievalTask(Task):
     @classmethod
     @abstractmethod
     def build(cls, config: Any) -> tuple[Any, dict[str, Any]]:
-        """The network to train, and what a checkpoint must remember to build it again."""
+        """The network to train, and what a checkpoint must hold to build it again."""
 
     @classmethod
     @abstractmethod
@@ -257,7 +257,7 @@ class RetrievalTask(Task):
 
         sources = Sources(None, self.query, self.gallery)
         found = self.judge(self.network, sources, self.config)
-        if distributed.rank() == 0:
+        if distributed.process_index() == 0:
             write_examples(folder, found.metrics, found.queries, found.gallery, sources, self.relevant)
 
     @classmethod
@@ -272,7 +272,7 @@ class RetrievalTask(Task):
         with log.progress("embedding", many, 0, show=True) as bar:
             found = cls.judge(network, sources, config, bar.advance)
         if not bool((found.metrics.first > 0).any()):
-            raise UserError("--data: expected classes with two test items at least, found nothing to look for")
+            raise UserError("--data: expected classes with two test items at least, found none")
         return found.summary
 
     @classmethod

@@ -102,5 +102,5 @@ def advice(name: str, arguments: Mapping[str, object]) -> str:
 
 
 def unknown(device: torch.device) -> Tensor:
-    """NaN, for what a step does not know."""
+    """NaN, for what a step does not measure."""
     return torch.full((), math.nan, device=device)

@@ -14,14 +14,14 @@ _TESTED = 2000
 
 def train(
     length: Annotated[int, typer.Option(help="The longest list it will sort.", min=1)],
-    out: Annotated[Path, typer.Option(help="The file it becomes: NAME.safetensors.")],
+    out: Annotated[Path, typer.Option(help="The file to write: NAME.safetensors.")],
     architecture: Annotated[str, typer.Option(help="lstm or cnn.")] = "lstm",
     hidden: Annotated[int | None, typer.Option(help="Units (lstm, each direction) or channels (cnn).")] = None,
     layers: Annotated[int | None, typer.Option(help="Layers.")] = None,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 3000,
-    batch_size: Annotated[int, typer.Option(help="Lists a step.", min=1)] = 128,
+    batch_size: Annotated[int, typer.Option(help="Lists in a step.", min=1)] = 128,
     learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 1e-2,
-    seed: Annotated[int, typer.Option(help="For the first weights and the lists.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first weights and the lists.", min=0)] = 0,
 ) -> None:
     """Train a network that maps scores to ranks. Minutes on two cores for a few dozen items.
 

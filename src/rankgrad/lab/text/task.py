@@ -142,7 +142,7 @@ class TextTask(RetrievalTask):
     def finish(self, folder: Path) -> None:
         """The examples of the report, and the model as sentence-transformers loads it."""
         super().finish(folder)
-        if distributed.rank() == 0:
+        if distributed.process_index() == 0:
             model.save(self.network, folder / "model")
 
     def _graded_counts(self) -> str:

@@ -128,7 +128,7 @@ def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def full_key(key: str, settings: dict[str, Any], config: type[Section]) -> str:
-    """``lr`` -> ``optim.lr``: a bare key that only one section knows, or has been given, needs no prefix."""
+    """``lr`` -> ``optim.lr``: a bare key that only one section has, or has been given, needs no prefix."""
     if "." in key or key in config.model_fields:
         return key
     owners = [

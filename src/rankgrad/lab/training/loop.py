@@ -33,7 +33,7 @@ READ_EVERY = 20
 
 def seed_step(seed: int, step: int) -> None:
     """Seed every generator for one step of this process."""
-    mixed = np.random.SeedSequence([seed, step, distributed.rank()]).generate_state(1, np.uint64)[0]
+    mixed = np.random.SeedSequence([seed, step, distributed.process_index()]).generate_state(1, np.uint64)[0]
     torch.manual_seed(int(mixed))
     np.random.seed(int(mixed % 2**32))
     random.seed(int(mixed))
@@ -57,7 +57,7 @@ class Trainer:
         self.step = 0
         self.result = Result()
         self.log: log.Log | None = None  # in the process that writes
-        self.callbacks = callbacks.build(config.callbacks) if distributed.rank() == 0 else []
+        self.callbacks = callbacks.build(config.callbacks) if distributed.process_index() == 0 else []
         self._waiting: list[tuple[dict[str, float], dict[str, Tensor]]] = []
         self._told: list[str] = []  # what the task has to say about the last steps
 
@@ -75,7 +75,7 @@ class Trainer:
         if resume:
             self._resume(previous)
         network = self._wrapped()
-        writes = distributed.rank() == 0
+        writes = distributed.process_index() == 0
         if writes:
             self.log = log.Log(self.folder, self.step, int(self.result.last.get("step", -1)), self.callbacks)
         try:
@@ -252,7 +252,7 @@ class Trainer:
                 raise UserError(f"--previous: there is no checkpoint {before}")
             state = self._state(before)
             distributed.wait()
-            if distributed.rank() == 0:
+            if distributed.process_index() == 0:
                 os.replace(before, self.state_file)  # the damaged one is not kept as the next previous one
             distributed.wait()
         elif self.state_file.is_file():

@@ -26,9 +26,9 @@ def device_of(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device: unknown value {name!r}, say auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device: {name!r} asked for, but torch finds no GPU")
+        raise UserError(f"device: expected a GPU for {name!r}, torch finds none")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device: {name!r} asked for, torch finds {torch.cuda.device_count()} GPUs")
+        raise UserError(f"device: expected a GPU for {name!r}, torch finds {torch.cuda.device_count()}")
     return device
 
 

@@ -37,7 +37,7 @@ class Stop:
     def leaving(self) -> Iterator[None]:
         """Around work that a signal ends at once, as :class:`Interrupted`, because it can be repeated.
 
-        Several processes meet in their work, and one of them cannot leave alone.
+        Several processes wait for each other, so none of them may stop alone.
         """
         if distributed.active():
             yield

@@ -55,12 +55,12 @@ class Task(ABC):
     def watch(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
         """Check the logged rows of finished steps: returns lines to print, or raises to stop the run.
 
-        A run that goes on begins with the rows of before, so whatever this remembers must follow from them.
+        A run that goes on begins with the rows of before, so any state of this method must follow from them.
         """
         return []
 
     def describe(self) -> dict[str, Any]:
-        """What the report says about the data, as JSON knows it; written as ``data.json`` when training begins."""
+        """What the report says about the data, for JSON; written as ``data.json`` when training begins."""
         return {}
 
     @classmethod

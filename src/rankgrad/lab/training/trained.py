@@ -30,7 +30,7 @@ class Exportable:
 
 
 class Trained:
-    """The network of a run in evaluation mode; what a task gives its users has this form.
+    """The network of a run in evaluation mode; the base of what :func:`rankgrad.lab.use.load` returns.
 
     Args:
         config: The settings of the run.

@@ -149,10 +149,10 @@ def export(
     from rankgrad.lab.use import exporting as files
     from rankgrad.lab.use import load
 
-    form = chosen("--to", to, files.ENDINGS)
+    kind = chosen("--to", to, files.ENDINGS)
     wanted = load(run, device=device).exportable()
-    target = out or (run if run.is_dir() else run.parent) / f"network{files.ENDINGS[form]}"
-    difference = files.export(wanted, form, target)
+    target = out or (run if run.is_dir() else run.parent) / f"network{files.ENDINGS[kind]}"
+    difference = files.export(wanted, kind, target)
     print(f"{target}: {wanted.input[0]} {wanted.input[1]} -> {wanted.output[0]} {wanted.output[1]}")
     print(f"same outputs as the network (largest difference {difference:.1g})")
 

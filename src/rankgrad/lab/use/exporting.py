@@ -17,16 +17,16 @@ from rankgrad.lab.training.trained import Exportable
 #: The largest difference to the network's own output, of embeddings of unit length and of scores of size one.
 TOLERANCE = 1e-4
 
-#: Form -> ending of its files.
+#: Kind -> ending of its files.
 ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
 
 
-def export(wanted: Exportable, form: str, out: Path) -> float:
+def export(wanted: Exportable, kind: str, out: Path) -> float:
     """Write the network, read it again, and compare; the file appears only if the outputs agree.
 
     Args:
         wanted: What to export.
-        form: A key of :data:`ENDINGS`.
+        kind: A key of :data:`ENDINGS`.
         out: The file.
 
     Returns:
@@ -34,12 +34,12 @@ def export(wanted: Exportable, form: str, out: Path) -> float:
         rows.
     """
     with tempfile.TemporaryDirectory() as place:
-        written = Path(place) / f"network{ENDINGS[form]}"
-        run = {"onnx": _onnx, "torch-export": _torch_export}[form](wanted, written)
+        written = Path(place) / f"network{ENDINGS[kind]}"
+        run = {"onnx": _onnx, "torch-export": _torch_export}[kind](wanted, written)
         difference = _difference(wanted, run)
         if not difference <= TOLERANCE:
             raise UserError(
-                f"--to: the {form} file gives other outputs than the network (difference {difference:.2g}, "
+                f"--to: the {kind} file gives other outputs than the network (difference {difference:.2g}, "
                 f"at most {TOLERANCE:g} is accepted); nothing was written"
             )
         write_bytes(out, written.read_bytes())

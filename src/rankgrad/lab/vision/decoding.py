@@ -101,7 +101,7 @@ def size_of(path: Path) -> tuple[int, int]:
 def _orientation(file: Image.Image) -> int:
     """How the image is to be turned, from its header.
 
-    Pillow turns a TIFF itself, and would decode a PNG to look behind its pixels too.
+    Pillow turns a TIFF itself, and would decode a PNG to read what follows its pixels.
     """
     known = "exif" in file.info if file.format == "PNG" else file.format != "TIFF"
     found = file.getexif().get(_ORIENTATION, 1) if known else 1

@@ -66,7 +66,7 @@ class CarriedBatchNorm(Carried, nn.BatchNorm2d):
 
 
 class _Tracer(fx.Tracer):
-    """Calls of norms stay calls, also of those that torch.fx would look into."""
+    """Calls of norms stay calls, also of those that torch.fx would trace into."""
 
     def __init__(self, norm: type[nn.Module]) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class Data(Section):
 
 
 class View(Section):
-    """From a decoded image to what the network sees. Values left out are those the backbone was trained with."""
+    """From a decoded image to the input of the network. What is left out is as the backbone was trained."""
 
     resize: Side | None = None  # pixels of the short side of an image, or of both sides
     shape: Literal["short", "square"] = "short"  # which sides are resized

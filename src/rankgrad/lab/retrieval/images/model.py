@@ -148,7 +148,7 @@ def complete_view(view: View, config: Model) -> View:
 
 
 def build(config: Model, crop: int, seed: int) -> tuple[Embedder, dict[str, Any]]:
-    """The network of these settings, and what a checkpoint must remember to build it without the weights' file.
+    """The network of these settings, and what a checkpoint must hold to build it without the weights' file.
 
     Args:
         config: Settings.

@@ -30,7 +30,7 @@ def read_sources(config: Data, view: View, device: torch.device, *, train: bool)
     splits = data.read(config)
     wanted = (splits.train if train else None, splits.query, splits.gallery)
     total = sum(len(items) for items in wanted if items is not None)
-    show = distributed.rank() == 0 and isinstance(splits.query.sources[0], Path)
+    show = distributed.process_index() == 0 and isinstance(splits.query.sources[0], Path)
     with log.progress("reading images", total, 0, show=show) as bar:
         done = 0
 

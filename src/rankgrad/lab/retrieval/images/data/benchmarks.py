@@ -47,6 +47,12 @@ def _images(root: Path, names: Sequence[str], classes: Sequence[str], supers: Se
     return Items([root / name for name in names], labels, super_labels, names, class_names)
 
 
+def _check_sizes(config: Data, train: Items, test: Items, official: tuple[int, int, int, int]) -> None:
+    names = ("training images", "training classes", "test images", "test classes")
+    found = (len(train), train.classes(), len(test), test.classes())
+    check_counts(config, dict(zip(names, found, strict=True)), dict(zip(names, official, strict=True)))
+
+
 def read_cub(config: Data) -> RetrievalSplits:
     """CUB-200-2011: the first 100 classes train, the last 100 test."""
     root = root_of(config)
@@ -62,16 +68,7 @@ def read_cub(config: Data) -> RetrievalSplits:
     everything = replace(everything, class_names=[folders[label] for label in everything.class_names])
     training = torch.tensor([int(label) <= 100 for label in labels])
     train, test = (everything.take(rows.nonzero().flatten()) for rows in (training, ~training))
-    check_counts(
-        config,
-        {
-            "training images": len(train),
-            "training classes": train.classes(),
-            "test images": len(test),
-            "test classes": test.classes(),
-        },
-        {"training images": 5864, "training classes": 100, "test images": 5924, "test classes": 100},
-    )
+    _check_sizes(config, train, test, (5864, 100, 5924, 100))
     return RetrievalSplits(train, test)
 
 
@@ -84,16 +81,7 @@ def read_sop(config: Data) -> RetrievalSplits:
             _lines(root / f"Ebay_{name}.txt", 4, skip=1, numbers=[1, 2], named=3) for name in ("train", "test")
         )
     )
-    check_counts(
-        config,
-        {
-            "training images": len(train),
-            "training classes": train.classes(),
-            "test images": len(test),
-            "test classes": test.classes(),
-        },
-        {"training images": 59551, "training classes": 11318, "test images": 60502, "test classes": 11316},
-    )
+    _check_sizes(config, train, test, (59551, 11318, 60502, 11316))
     return RetrievalSplits(train, test)
 
 

@@ -1,7 +1,8 @@
-"""The rules of the house that a machine can check."""
+"""Rules of the layout: what may import what, names of files, one version."""
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import tomllib
 import rankgrad
 
 SOURCE = Path(rankgrad.__file__).parent
-#: Lower floors first. A module may import its own floor and those below.
+#: Lower layers first. A module may import its own layer and those below.
 LIBRARY = [
     "_check reach distributed",
     "engine",
@@ -31,18 +32,18 @@ LAB = [
     "figures bench",
     "options cli",
 ]
-FLOORS = [{f"rankgrad.{name}" for name in floor.split()} for floor in LIBRARY]
-FLOORS[-1] = {"rankgrad", "rankgrad.__init__"}
-FLOORS += [{f"rankgrad.lab.{name}" for name in floor.split()} for floor in LAB]
+LAYERS = [{f"rankgrad.{name}" for name in layer.split()} for layer in LIBRARY]
+LAYERS[-1] = {"rankgrad", "rankgrad.__init__"}
+LAYERS += [{f"rankgrad.lab.{name}" for name in layer.split()} for layer in LAB]
 
 
-def floor(module):
-    for level, names in enumerate(FLOORS):
+def layer_of(module):
+    for level, names in enumerate(LAYERS):
         if any(module == name or module.startswith(name + ".") for name in names - {"rankgrad"}):
             return level
     if module == "rankgrad":
-        return FLOORS.index({"rankgrad", "rankgrad.__init__"})
-    return len(FLOORS)  # rankgrad.__main__, rankgrad.lab
+        return LAYERS.index({"rankgrad", "rankgrad.__init__"})
+    return len(LAYERS)  # rankgrad.__main__, rankgrad.lab
 
 
 def test_imports_point_down():
@@ -51,15 +52,15 @@ def test_imports_point_down():
         name = "rankgrad." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rankgrad"):
-                rooms = node.module in ("rankgrad", "rankgrad.lab")
-                targets = [f"{node.module}.{a.name}" for a in node.names] if rooms else [node.module]
+                packages = node.module in ("rankgrad", "rankgrad.lab")
+                targets = [f"{node.module}.{a.name}" for a in node.names] if packages else [node.module]
                 for target in targets:
-                    assert floor(target) <= floor(name), f"{name} imports {target}"
+                    assert layer_of(target) <= layer_of(name), f"{name} imports {target}"
                     seen += 1
     assert seen > 20
 
 
-def test_no_rooms_without_an_idea():
+def test_file_names_say_what_is_inside():
     names = {path.stem for path in SOURCE.rglob("*.py")}
     assert not names & {"utils", "util", "base", "common", "helpers", "misc"}
 
@@ -92,3 +93,12 @@ def test_public_names_are_documented_in_the_readme():
     readme = (SOURCE.parent.parent / "README.md").read_text()
     missing = [n for n in rankgrad.__all__ if n not in readme and n not in ("Pairs", "retrieval_pairs")]
     assert not missing
+
+
+def test_paths_that_contributing_names_exist():
+    root = SOURCE.parent.parent
+    text = (root / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`([\w/.]+(?:/|\.py|\.md))`", text))
+    assert len(named) > 20
+    places = (root, SOURCE, SOURCE / "engine" / "_kernels", SOURCE / "lab", SOURCE / "surrogates")
+    assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
