@@ -349,10 +349,10 @@ def test_moments(dtype):
         scores, _, mask = make("infinities", shape, 0.0, dtype=dtype, masked=masked, device="cuda")
         scores += 7
         expected = spread.moments(scores.double(), mask)
-        found, width = cuda.moments(scores, mask, spread.LEAST_SHARE)
+        found, width = cuda.moments(scores, mask)
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
         torch.testing.assert_close(width, spread.spread_of(expected[None], torch.float32), rtol=1e-11, atol=0)
-        assert torch.equal(cuda.moments(scores, mask, spread.LEAST_SHARE)[1], width)
+        assert torch.equal(cuda.moments(scores, mask)[1], width)
 
 
 @pytest.mark.parametrize("reach", REACHES)
@@ -377,10 +377,19 @@ def test_dispatch():
             assert dispatch.engine_for(asked) is engine
 
 
-@pytest.mark.parametrize("options", [{"lam": 0.2, "margin": 0.02}, {}, {"window": 0.1, "memory": 2}])
+IN_BLOCKS = {
+    "lam": lambda: rankgrad.AveragePrecisionLoss(lam=0.2, margin=0.02),
+    "automatic": lambda: rankgrad.AveragePrecisionLoss(),
+    "window, memory": lambda: rankgrad.AveragePrecisionLoss(window=0.1, memory=2),
+    "hinge": lambda: rankgrad.PairRankingLoss(pull=0.6, push=0.1),
+    "proxies": lambda: rankgrad.ProxyRankingLoss(24, 32),
+}
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blocks_equal_the_matrix(monkeypatch, options, dtype):
-    """Losses on embeddings by blocks of queries: the same value and gradient as in one block."""
+def test_blocks_equal_the_matrix(monkeypatch, name, dtype):
+    """Losses on embeddings by blocks of queries: the same value and gradient as in one block; none waits."""
     from rankgrad.losses import _blocks
 
     torch.manual_seed(0)
@@ -389,14 +398,19 @@ def test_blocks_equal_the_matrix(monkeypatch, options, dtype):
 
     def run(rows):
         monkeypatch.setattr(_blocks, "block_rows", lambda candidates: rows)
-        loss = rankgrad.AveragePrecisionLoss(**options).cuda()
+        torch.manual_seed(1)
+        loss = IN_BLOCKS[name]().cuda()
         out = []
-        for batch in batches:
+        for number, batch in enumerate(batches):
             x = batch.clone().requires_grad_()
-            value = loss(x, labels)
-            value.backward()
+            torch.cuda.set_sync_debug_mode("error" if number else "default")  # after kernels are compiled
+            try:
+                value = loss(x, labels)
+                value.backward()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
             out += [value.detach(), x.grad]
-        return out
+        return [*out, *(parameter.grad for parameter in loss.parameters())]
 
     tolerance = {"rtol": 2e-2, "atol": 2e-4} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-6}
     for several, one in zip(run(40), run(1 << 20), strict=True):

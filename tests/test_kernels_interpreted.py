@@ -277,6 +277,6 @@ def test_moments(kind, masked):
     scores, _, mask = make(kind, (2, 3, 5001), 0.0, masked=masked)
     scores[1] += 1e3
     expected = spread.moments(scores, mask)
-    found, width = cuda.moments(scores, mask, spread.LEAST_SHARE)
+    found, width = cuda.moments(scores, mask)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(width, spread.spread_of(expected.unsqueeze(0), torch.float32), rtol=1e-12, atol=0)

@@ -1,7 +1,18 @@
-"""The CPU engine: Numba kernels in threads.
+"""The CPU engine: which lists go where, and why.
 
-Many lists are shared out among the threads, each list one thread's work (``lists_cpu.some_lists``). A few long
-ones are gone through one by one, all threads at work on each (:class:`_LongList`).
+Numba kernels for float32, float16 and bfloat16 scores, in threads of our own; lists of equal length or ragged:
+
+many lists, or short ones
+    Each list is one thread's work, from gathering its relevant items to its gradient (``lists_cpu.one_list``):
+    nothing is shared, and a short list stays in the cache.
+few lists of 65,536 items and more, fewer than threads
+    One by one, all threads at work on each (:class:`_Together`): the steps of ``one_list`` in chunks. Where a
+    quarter or more of the items is relevant, the others are sorted too and merged, instead of each being searched
+    for among so many.
+
+What is left for the sorts of the reference: float64 scores (a 64-bit key and an index make no word, and words are
+what the kernels sort), calls with fewer scores than ``dispatch.SMALL_ON_CPU`` (loading the kernels takes longer),
+lists of 2^31 items and more, and everything where Numba is not installed.
 """
 
 import functools
@@ -10,7 +21,7 @@ import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -139,88 +150,66 @@ def _of_each(value: float | Tensor, calls: int, per_call: int, dtype: Any) -> An
     return np.full(calls * per_call, value, dtype)
 
 
-class _LongList:
-    """One list, step by step, in chunks: what ``one_list`` of the kernels does in one go."""
+class _Together:
+    """One long list, all threads at work on it: the steps of the kernel ``one_list``, each in chunks.
 
-    def __init__(self, kernels: Any, row: tuple[Any, ...], out: Any, floats: Any, chunks: int) -> None:
-        self.kernels, self.row, self.out, self.chunks, self.floats = kernels, row, out, chunks, floats
-        self._counts = out.dtype
-        relevance, mask, masked = row[2:5]
+    The order of the steps stands in ``one_list`` alone. For many lists it is compiled and calls the steps of one
+    thread; here the same code runs as Python and calls these.
+    """
+
+    def __init__(self, kernels: Any, out: Any, chunks: int) -> None:
+        self.kernels, self.out, self.chunks = kernels, out, chunks
+        self._others: Any = None
+        self._bad = False
+        steps = {"sorted_words": self.sorted_words, "sort_words": self.sort_words, "place_all": self.place_all}
+        code: FunctionType = kernels.one_list.py_func
+        self.one_list = FunctionType(code.__code__, code.__globals__ | steps)
+
+    def sorted_words(self, row: tuple[Any, ...]) -> tuple[Any, Any, int]:
+        kernels, chunks = self.kernels, self.chunks
         counts = np.empty((chunks, 2), np.int64)
-        for chunk in range(chunks):  # quicker than starting a thread
-            kernels.count_items(relevance, mask, masked, counts, chunk)
-        p, self.items = (int(total) for total in counts.sum(0))
-        others = self.items - p if p * _DENSE > self.items else 0
-        self.words, self._spare = np.empty(p, np.uint64), np.empty(max(p, others, 1), np.uint64)
-        _each(chunks, lambda chunk: kernels.gather_words(row, counts, self.words, chunk))
-        self._others = None
-        if others:
-            self._others = np.empty(others, np.uint64)
-            nan = _each(chunks, lambda chunk: kernels.gather_others(row, counts, self._others, out, chunk))
-            self._others = self._sort(self._others)
-        self.words = self._sort(self.words)
-        self.above, self.nan = self._place(kernels.PLACES)
-        if others:
-            self.nan = any(nan)
+        for chunk in range(chunks):  # quicker than waking a thread
+            kernels.count_items(*row[2:5], counts, chunk)
+        p, items = (int(total) for total in counts.sum(0))
+        others = items - p if p * _DENSE > items else 0
+        words, spare = np.empty(p, np.uint64), np.empty(max(p, others, 1), np.uint64)
+        _each(chunks, lambda chunk: kernels.gather_words(row, counts, words, chunk))
+        if others:  # so many relevant items: sort the others too, and merge
+            self._others = found = np.empty(others, np.uint64)
+            bad = _each(chunks, lambda chunk: kernels.gather_others(row, counts, found, self.out, chunk))
+            self._bad = any(bad)
+            self.sort_words(found, spare)
+        self.sort_words(words, spare)
+        return words, spare, items
 
-    def _sort(self, words: Any) -> Any:
-        """Sorted words; the array may become the spare one, and the other way round."""
-        if self.chunks == 1 or len(words) < _LONG:
-            self.kernels.sort_words(words, self._spare[: len(words)])
-            return words
-        source, target = words, self._spare[: len(words)]
-        counts = np.empty((self.chunks, 256), np.int64)
+    def sort_words(self, words: Any, spare: Any) -> None:
+        kernels, chunks = self.kernels, self.chunks
+        source, target = words, spare[: len(words)]
+        if chunks == 1 or len(words) < _LONG:
+            kernels.sort_words(source, target)
+            return
+        counts = np.empty((chunks, 256), np.int64)
         for shift in (np.uint64(32 + 8 * digit) for digit in range(4)):
-            digits = functools.partial(self.kernels.count_digits, source, shift, counts)
-            _each(self.chunks, digits)
-            if self.kernels.start_digits(counts, len(source)):
-                _each(self.chunks, functools.partial(self.kernels.move_by_digit, source, target, shift, counts))
+            _each(chunks, functools.partial(kernels.count_digits, source, shift, counts))
+            if kernels.start_digits(counts, len(source)):
+                _each(chunks, functools.partial(kernels.move_by_digit, source, target, shift, counts))
                 source, target = target, source
         if source is not words:
             words[:] = source
-        self.kernels.order_ties(words)
-        return words
+        kernels.order_ties(words)
 
-    def _place(self, mode: int, sums: Any = None, unit: float = 1.0) -> tuple[Any, bool]:
-        kernels, p, chunks = self.kernels, len(self.words), self.chunks
-        sums = np.empty(0, np.int64) if sums is None else sums
-        moved = mode, sums, unit, p, self.floats
+    def place_all(self, row: Any, words: Any, spare: Any, out: Any, moved: tuple[Any, ...]) -> tuple[Any, bool]:
+        kernels, p, chunks = self.kernels, len(words), self.chunks
         if self._others is not None:
-            above = np.empty(p, self._counts) if mode == kernels.SUMS else self._spare.view(self._counts)[:p]
-            _each(
-                chunks,
-                lambda chunk: kernels.merge(self.words, self._others, self.out, moved, above, chunk, chunks),
-            )
-            return above, False
-        cells = kernels.prepare(self.words, self._spare, len(self.row[2]), self.out)
-        cells = cells[0], cells[1], np.float32(cells[2]), np.float32(cells[3])  # Numba hands out Python's doubles
-        counts = kernels.no_counts(chunks, p, cells[1])
-        nan = _each(chunks, lambda chunk: kernels.stream(self.row, cells, self.out, moved, counts, chunk))
-        return kernels.sum_counts(counts), any(nan)
-
-    def loss(self, form: int, tables: Any) -> float:
-        return np.nan if self.nan else self.kernels.list_loss(form, tables, self.above, len(self.words))
-
-    def move(self, form: int, tables: Any, per_list: float) -> None:
-        """``out`` turns from places into rank changes; a slot moves by ``per_list`` times its slope."""
-        if len(self.words) == 0:
-            self.out[:] = 0
-            return
-        self.kernels.lift(self.words, self.above, form, tables, per_list, self.out)
-        self.words = self._sort(self.words)
-        above, _ = self._place(self.kernels.CHANGES)
-        self.kernels.settle(self.words, above, self.out)
-
-    def move_all(self, form: int, tables: Any, window: float) -> None:
-        """``out`` turns from places into sums of slopes, as float32: all slots move by the window."""
-        if len(self.words) == 0:
-            self.out[:] = 0
-            return
-        kernels, p = self.kernels, len(self.words)
-        sums, unit = kernels.sum_slopes(self.above, p, form, tables)
-        kernels.lift_all(self.words, np.float32(window))
-        after, _ = self._place(kernels.SUMS, sums, unit)
-        kernels.settle_all(self.words, self.above, after, form, tables, self.floats)
+            # By a window the counts of before, which stand in the spare room, are still needed.
+            above = np.empty(p, out.dtype) if moved[0] == kernels.SUMS else spare.view(out.dtype)[:p]
+            _each(chunks, lambda chunk: kernels.merge(words, self._others, out, moved, above, chunk, chunks))
+            return above, self._bad
+        levels, table, best, scale = kernels.prepare(words, spare, len(row[2]), out)
+        cells = levels, table, np.float32(best), np.float32(scale)  # Numba hands out Python's doubles
+        counts = kernels.no_counts(chunks, p, table)
+        bad = _each(chunks, lambda chunk: kernels.stream(row, cells, out, moved, counts, chunk))
+        return kernels.sum_counts(counts), any(bad)
 
 
 def moments(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -277,15 +266,13 @@ def evaluate(request: Request) -> Answer:
         run = functools.partial(kernels.some_lists, *given, flat, floats, into)
         _each(threads, lambda chunk: run(chunk, threads))
         return Answer(losses, gradient, divisor, counting)
+    nothing = np.empty(0, np.int64)
     for at in range(len(lists)):
         part = slice(lists.offsets[at], lists.offsets[at + 1])
-        one = _LongList(kernels, lists.row(at), flat[part], floats[part], lists.chunks)
-        into[at] = one.loss(form, tables)
-        if request.with_gradient and by_window:
-            one.move_all(form, tables, strengths[at])
-        elif request.with_gradient:
-            p = max(len(one.words), 1)
-            one.move(form, tables, strengths[at] * one.items / max(int(counted[at]), 1) / p)
+        one_list = _Together(kernels, flat[part], lists.chunks).one_list
+        into[at] = one_list(
+            lists.row(at), form, tables, by_window, strengths[at], counted[at], flat[part], floats[part], nothing
+        )
     return Answer(losses, gradient, divisor, counting)
 
 

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rankgrad.engine import dense, long, short
 from rankgrad.engine.launching import Launcher, Plan, kinds, on_its_device, programs
+from rankgrad.engine.precision import EQUAL, LEAST_SHARE
 from rankgrad.engine.request import Answer, Request
 from rankgrad.engine.triton_arguments import as_numbers, bits
 
@@ -113,13 +114,12 @@ def scale(answer: Answer, upstream: Tensor, reduction: str, out: Tensor) -> None
         )  # fmt: skip
 
 
-def moments(scores: Tensor, mask: Tensor | None, least_share: float) -> tuple[Tensor, Tensor]:
+def moments(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Moments and spread of each call's finite existing scores, in one pass and one small launch.
 
     Args:
         scores: ``[calls, ...]``, not float64.
         mask: bool in the same shape, or None.
-        least_share: The spread is at least this share of the largest score.
 
     Returns:
         float64 ``[calls, 4]`` (see :func:`rankgrad.engine.spread.moments`) and the spread, float64 ``[calls]``.
@@ -139,7 +139,7 @@ def moments(scores: Tensor, mask: Tensor | None, least_share: float) -> tuple[Te
             MASKED=mask is not None, BLOCK=_MOMENTS_BLOCK,
         )  # fmt: skip
         launch(
-            _kernels()[0].merge_moments, (calls, 1), parts, out, spread, parts_a_call, bits(least_share),
-            bits(torch.finfo(torch.float32).tiny), BLOCK=_MOMENTS_PROGRAMS,
+            _kernels()[0].merge_moments, (calls, 1), parts, out, spread, parts_a_call, bits(LEAST_SHARE),
+            bits(torch.finfo(torch.float32).tiny), bits(EQUAL), BLOCK=_MOMENTS_PROGRAMS,
         )  # fmt: skip
     return out, spread

@@ -1,10 +1,16 @@
-"""In which dtype what is computed."""
+"""In which dtype what is computed, and what counts as equal."""
 
 import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor
+
+#: The spread is at least this share of the largest score: adding a window to that score must change it in float32.
+LEAST_SHARE = 1e-6
+#: A deviation that is no more than this share of the largest score is rounding: all scores are equal. (Two float32
+#: numbers that differ make a larger one among up to 10^12.)
+EQUAL = 1e-14
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

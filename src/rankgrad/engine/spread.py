@@ -5,14 +5,10 @@ from torch import Tensor
 
 from rankgrad.engine import cpu, cuda
 from rankgrad.engine.dispatch import has_triton, large_on_cpu
+from rankgrad.engine.precision import EQUAL, LEAST_SHARE
 from rankgrad.engine.registration import is_plain_call
 
 _BLOCK = 1 << 22  # scores that are turned into float64 at a time
-#: The spread is at least this share of the largest score: adding a window to that score must change it in float32.
-LEAST_SHARE = 1e-6
-#: A deviation that is no more than this share of the largest score is rounding: all scores are equal. (Two float32
-#: numbers that differ make a larger one among up to 10^12.)
-EQUAL = 1e-14
 
 
 def moments(scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -26,7 +22,7 @@ def moments(scores: Tensor, mask: Tensor | None = None) -> Tensor:
         float64 ``[calls, 4]``.
     """
     if _has_kernels(scores):
-        return cuda.moments(scores, mask, LEAST_SHARE)[0]
+        return cuda.moments(scores, mask)[0]
     if large_on_cpu(scores) and is_plain_call(scores) and cpu.reads(scores.dtype):
         return cpu.moments(scores, mask)
     calls = scores.shape[0]
@@ -77,7 +73,7 @@ def spread_of(parts: Tensor, dtype: torch.dtype) -> Tensor:
 def spread(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The spread of each call's scores, ``[calls, ...]`` -> float64 ``[calls]``."""
     if _has_kernels(scores):
-        return cuda.moments(scores, mask, LEAST_SHARE)[1]
+        return cuda.moments(scores, mask)[1]
     return spread_of(moments(scores, mask).unsqueeze(0), dtype)
 
 

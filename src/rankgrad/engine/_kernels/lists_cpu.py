@@ -95,7 +95,8 @@ def settle_all(words, above, after, form, tables, floats):
 
 
 @compiled
-def _place_all(row, words, spare, out, moved):
+def place_all(row, words, spare, out, moved):
+    """Irrelevant items at or above each slot, and whether a NaN was seen; what ``moved`` says is written to ``out``."""
     cells = prepare(words, spare, len(row[2]), out)
     counts = no_counts(1, len(words), cells[1])
     nan = stream(row, cells, out, moved, counts, 0)
@@ -103,7 +104,7 @@ def _place_all(row, words, spare, out, moved):
 
 
 @compiled
-def _sorted_words(row):
+def sorted_words(row):
     """The relevant items of a list as sorted words, room as large, and how many items exist."""
     counts = np.empty((1, 2), np.int64)
     count_items(row[2], row[3], row[4], counts, 0)
@@ -117,11 +118,12 @@ def _sorted_words(row):
 def one_list(row, form, tables, by_window, strength, lists, out, floats, nothing):
     """Loss of a list; ``out`` (empty, or of the list's length) gets its gradient. NaN if a score is.
 
-    ``nothing`` is an empty int64 array, made once: in short lists that counts.
+    ``nothing`` is an empty int64 array, made once: in short lists that counts. This is the one place where the order
+    of the steps stands: for long lists ``rankgrad.engine.cpu`` runs it as Python with steps in chunks.
     """
-    words, spare, items = _sorted_words(row)
+    words, spare, items = sorted_words(row)
     p = len(words)
-    above, nan = _place_all(row, words, spare, out, (PLACES, nothing, 1.0, p, floats))
+    above, nan = place_all(row, words, spare, out, (PLACES, nothing, 1.0, p, floats))
     if nan:
         return np.nan
     loss = list_loss(form, tables, above, p)
@@ -132,12 +134,12 @@ def one_list(row, form, tables, by_window, strength, lists, out, floats, nothing
     elif by_window:
         sums, unit = sum_slopes(above, p, form, tables)
         lift_all(words, np.float32(strength))
-        after, _ = _place_all(row, words, spare, out, (SUMS, sums, unit, p, floats))
+        after, _ = place_all(row, words, spare, out, (SUMS, sums, unit, p, floats))
         settle_all(words, above, after, form, tables, floats)
     else:
         lift(words, above, form, tables, strength * items / max(lists, 1) / p, out)
         sort_words(words, spare)
-        after, _ = _place_all(row, words, spare, out, (CHANGES, nothing, 1.0, p, floats))
+        after, _ = place_all(row, words, spare, out, (CHANGES, nothing, 1.0, p, floats))
         settle(words, after, out)
     return loss
 
@@ -181,9 +183,9 @@ def some_standings(lists, offsets, halves, above, own, poison, chunk, chunks):
         start = offsets[at]
         part = slice(start, offsets[at + 1])
         row = (scores[part], decode, relevance[part], mask[part], masked, halves[at])
-        words, spare, _ = _sorted_words(row)
+        words, spare, _ = sorted_words(row)
         moved = (PLACES, nothing, 1.0, len(words), np.empty(0, np.float32))
-        found, nan = _place_all(row, words, spare, np.empty(0, np.int32), moved)
+        found, nan = place_all(row, words, spare, np.empty(0, np.int32), moved)
         for m in range(len(words)):
             above[start + index_of(words[m])] = found[m]
             own[start + index_of(words[m])] = m + 1

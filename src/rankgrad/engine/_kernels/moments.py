@@ -39,8 +39,8 @@ def part_moments(scores, mask, parts, size, MASKED: tl.constexpr, BLOCK: tl.cons
     tl.store(parts + 3, largest)
 
 
-@triton.jit(do_not_specialize=["least_bits", "tiny_bits"])
-def merge_moments(parts, out, spread, programs, least_bits, tiny_bits, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["least_bits", "tiny_bits", "equal_bits"])
+def merge_moments(parts, out, spread, programs, least_bits, tiny_bits, equal_bits, BLOCK: tl.constexpr):
     """The moments of each call from its parts', and its spread with the floors of ``rankgrad.engine.spread``."""
     call = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -59,5 +59,5 @@ def merge_moments(parts, out, spread, programs, least_bits, tiny_bits, BLOCK: tl
     tl.store(out + call * 4 + 3, largest)
     deviation = tl.sqrt(squares / tl.maximum(total, 1.0))
     least = tl.maximum(as_float64(least_bits) * largest, as_float64(tiny_bits))
-    equal = deviation <= 1e-14 * largest  # EQUAL of rankgrad.engine.spread
+    equal = deviation <= as_float64(equal_bits) * largest
     tl.store(spread + call, tl.where(equal, 1.0, tl.maximum(deviation, least)))

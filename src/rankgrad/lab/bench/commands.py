@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,42 +70,54 @@ def _paper_cells(table: list[long_lists.Row], device: str) -> Cells:
     return cells
 
 
+Sections = list[tuple[str, Cells]]
+
+
+def _sections(place: torch.device, table: list[long_lists.Row], pairs: list[retrieval.Row]) -> Sections:
+    """The tables of a device, of what has been measured so far."""
+    title = machine.in_a_line(place)
+    exponents = [["relevant", "exponent of n, from 1M"]]
+    for k in long_lists.relevant_counts(long_lists.LENGTHS[0]):
+        found = long_lists.growth(table, k)
+        exponents.append([k, "-" if found is None else f"{found:.2f}"])
+    return [
+        (f"{title}: AP loss, forward + backward, one list of n scores", _list_cells(table, place.type == "cuda")),
+        ("Growth", exponents),
+        ("Skewed scores", _skew_cells(table)),
+        ("Beside the paper's table", _paper_cells(table, place.type)),
+        (f"{title}: embeddings [batch, 512], 4 of a class, fp32, forward + backward", _retrieval_cells(pairs)),
+    ]
+
+
 def _measured(
     place: torch.device,
     lengths: tuple[int, ...],
     baselines_up_to: int,
     batches: tuple[int, ...],
     progress: Progress,
-) -> tuple[list[tuple[str, Cells]], dict[str, Any]]:
-    """The tables of one device, and their numbers for JSON."""
+    save: Callable[[Sections], None],
+) -> tuple[Sections, dict[str, Any]]:
+    """The tables of one device, and their numbers for JSON; ``save`` gets the tables after every row."""
     on_gpu = place.type == "cuda"
+    table: list[long_lists.Row] = []
+    pairs: list[retrieval.Row] = []
     task = progress.add_task(f"{place.type}: lists", total=4 * len(lengths))
-    table = []
     for row in long_lists.rows(
         place, lengths, baselines_up_to=baselines_up_to, skew_at=min(1_000_000, lengths[-1])
     ):
         table.append(row)
         progress.advance(task)
+        save(_sections(place, table, pairs))
     task = progress.add_task(f"{place.type}: embeddings", total=(7 if on_gpu else 6) * len(batches))
-    pairs = []
     for pair in retrieval.rows(place, batches):
         pairs.append(pair)
         progress.advance(task)
-    growth = {k: long_lists.growth(table, k) for k in long_lists.relevant_counts(lengths[0])}
-    exponents = [["relevant", "exponent of n, from 1M"]]
-    exponents += [[k, "-" if v is None else f"{v:.2f}"] for k, v in growth.items()]
-    title = machine.in_a_line(place)
-    sections = [
-        (f"{title}: AP loss, forward + backward, one list of n scores", _list_cells(table, on_gpu)),
-        ("Growth", exponents),
-        ("Skewed scores", _skew_cells(table)),
-        ("Beside the paper's table", _paper_cells(table, place.type)),
-        (f"{title}: embeddings [batch, 512], 4 of a class, fp32, forward + backward", _retrieval_cells(pairs)),
-    ]
+        save(_sections(place, table, pairs))
+    sections = _sections(place, table, pairs)
     numbers: dict[str, Any] = {
-        "machine": title,
+        "machine": machine.in_a_line(place),
         "lists": [dataclasses.asdict(r) for r in table],
-        "growth": growth,
+        "growth": {k: long_lists.growth(table, k) for k in long_lists.relevant_counts(lengths[0])},
         "retrieval": [dataclasses.asdict(r) for r in pairs],
     }
     if on_gpu:
@@ -134,26 +147,30 @@ def bench(
     available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     if device not in ("both", *available):
         raise typer.BadParameter(f"{device!r}; this machine has {', '.join(available)}", param_hint="--device")
-    sections: list[tuple[str, Cells]] = []
+    sections: Sections = []
     numbers: dict[str, Any] = {}
+    command, today = "rankgrad " + " ".join(sys.argv[1:]), datetime.date.today().isoformat()
+
+    def save(found: Sections) -> None:  # a run that is killed leaves what it has measured
+        if markdown:
+            text = f"# rankgrad bench, {today}\n\n`{command}`\n"
+            tables_found = [(title, cells) for title, cells in sections + found if len(cells) > 1]
+            text += "".join(f"\n## {title}\n\n{tables.markdown(cells)}\n" for title, cells in tables_found)
+            write_text(markdown, text)
+
     lengths = tuple(n for n in long_lists.LENGTHS if n <= longest)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for name in available if device == "both" else [device]:
             largest = largest_batch if name == "cuda" else min(largest_batch, 1024)
             batches = tuple(b for b in retrieval.BATCHES if b <= largest)
-            found, numbers[name] = _measured(torch.device(name), lengths, baselines_up_to, batches, progress)
+            found, numbers[name] = _measured(
+                torch.device(name), lengths, baselines_up_to, batches, progress, save
+            )
             sections += found
     console = Console()
     for title, cells in sections:
         tables.show(console, title, cells)
-    command = "rankgrad " + " ".join(sys.argv[1:])
-    today = datetime.date.today().isoformat()
-    if markdown:
-        text = f"# rankgrad bench, {today}\n\n`{command}`\n"
-        text += "".join(
-            f"\n## {title}\n\n{tables.markdown(cells)}\n" for title, cells in sections if len(cells) > 1
-        )
-        write_text(markdown, text)
+    save([])
     if json_file:
         write_text(json_file, json.dumps({"date": today, "command": command, **numbers}, indent=1))
     wrong = [r for n in numbers.values() for r in n["lists"] if not r["equal"]]
