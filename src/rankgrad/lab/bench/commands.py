@@ -163,9 +163,7 @@ def bench(
         for name in available if device == "both" else [device]:
             largest = largest_batch if name == "cuda" else min(largest_batch, 1024)
             batches = tuple(b for b in retrieval.BATCHES if b <= largest)
-            found, numbers[name] = _measured(
-                torch.device(name), lengths, baselines_up_to, batches, progress, save
-            )
+            found, numbers[name] = _measured(torch.device(name), lengths, baselines_up_to, batches, progress, save)
             sections += found
     console = Console()
     for title, cells in sections:
