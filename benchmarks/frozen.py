@@ -4,7 +4,7 @@
         [--seeds 4] [--rates 1e-4 2e-4 4e-4] [--settings 'name: loss=... loss.x=...' ...] [-- key=value ...]
 
 A run takes ten seconds on one CPU core instead of half a minute on an H200, so that many forms of a loss can be
-tried before the few that are worth it train a whole network. The features of each training image are computed
+tried before the best few train a whole network. The features of each training image are computed
 once, for the centre and three random crops. Every row is tried at every learning rate; the table shows all.
 """
 

@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--weights", help="a safetensors file of ResNet-50; tiny: a small network from scratch")
     parser.add_argument("--out", type=Path, default=Path("runs/multi-label"))
-    parser.add_argument("--size", type=int, default=224, help="side of what the network sees, in pixels")
+    parser.add_argument("--size", type=int, default=224, help="side of the network's input, in pixels")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)

@@ -131,7 +131,7 @@ def ap_objective(window: float = 1.0, margin: float = 0.5) -> Callable[[Any, Any
 
 
 def train_trees(settings: dict[str, Any], fold: Path, seed: int) -> dict[str, Any]:
-    """The same for LightGBM: as many trees as validation NDCG@10 asks for."""
+    """The same for LightGBM: the number of trees that is best by validation NDCG@10."""
     import lightgbm
 
     _, config = recipes.load("ranker", [f"data.root={fold}"])

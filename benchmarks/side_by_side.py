@@ -63,7 +63,7 @@ def add_running_arguments(parser: argparse.ArgumentParser, *, out: str, epochs: 
 
 
 def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: Sequence[str]) -> list[Job]:
-    """All rows and seeds asked for that are not finished, seed by seed."""
+    """All chosen rows and seeds that are not finished, seed by seed."""
     jobs = [
         Job(
             row,

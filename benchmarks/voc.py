@@ -4,7 +4,7 @@
         [--seeds 3] [--parallel 6] [--mps] [--epochs 5] [--minutes 9] [key=value ...]
     python -m benchmarks.voc --choose ...                  train on `train`, judge on `val`, into runs/voc-val
     python -m benchmarks.voc --choose --rows '^boxes' --epochs 12 --seeds 2 --parallel 6 --mps --data DIR \\
-        --weights resnet50.safetensors 'view.jitter=[0.6,1.2]'   ranking that knows where the box is, side by side
+        --weights resnet50.safetensors 'view.jitter=[0.6,1.2]'   ranking by the IoU of decoded boxes, side by side
     python -m benchmarks.voc --table --out runs/voc        the table of what is finished
     python -m benchmarks.voc --cost [--out runs/voc]       what the loss adds to a training step
 
@@ -60,8 +60,8 @@ ROWS = {
     "log_ap on odds, window 2": ranking(weight=1, ce=0, more="loss.lam=null loss.window=2"),
 }
 
-#: What knows where the box is, against the baseline people would use: cross entropy with GIoU on decoded boxes, a
-#: score threshold of 0.01. Each differs in one thing from one before it, but for the last two.
+#: Losses that use the IoU of decoded boxes, against the usual baseline: cross entropy with GIoU on decoded boxes,
+#: a score threshold of 0.01. Each differs in one thing from one before it, but for the last two.
 GIOU = "score_threshold=0.01 boxes=giou box_weight=10"
 FOLLOWS = "score_threshold=0.01 boxes=giou by_score=true balanced=true"
 OVER, WEIGHED = "loss.thresholds=true", "loss.thresholds=weighed"

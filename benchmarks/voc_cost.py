@@ -45,7 +45,7 @@ CASES = (
 )
 #: How many parts of a measurement are compared with each other.
 STRETCHES = 10
-#: Cross entropy twice: what the second takes more than the first says what differences are worth.
+#: Cross entropy twice: what the second takes more than the first is the noise of the differences.
 LOSSES = ("cross entropy", "cross entropy again", "ranking")
 
 
@@ -92,7 +92,7 @@ class _Training:
         network = _stock(case) if case.stock else _ours(case)
         self.network = network.to(device, memory_format=torch.channels_last).train()
         # A trained RPN proposes all the regions that are sampled, a quarter of them foreground. Of a random one's
-        # fewer stay apart, and few meet an object: so they may overlap, and to touch a small one is to meet it.
+        # fewer stay apart, and few overlap an object: so they may overlap each other, and a small overlap counts.
         network.rpn.nms_thresh = 0.98
         network.roi_heads.proposal_matcher = Matcher(0.015, 0.015, allow_low_quality_matches=False)
         self.heads = {False: type(network.roi_heads)}
@@ -143,7 +143,7 @@ def _steps(training: _Training, times: int) -> dict[str, list[float]]:
     """Times of steps with each loss in turns, with the same random regions."""
     found: dict[str, list[float]] = {name: [] for name in LOSSES}
     gc.collect()
-    gc.freeze()  # what is there stays: collections in the middle of a step have little to look at
+    gc.freeze()  # what is allocated now stays: a collection in the middle of a step has little to visit
     try:
         for number in range(MEMORY + 8 + times):
             for name in LOSSES if number % 2 else reversed(LOSSES):
@@ -167,7 +167,7 @@ def _more(steps: dict[str, list[float]], name: str) -> str:
     """How much longer these steps are than those with cross entropy.
 
     Steps are compared one by one. A host has slow moments, some of them long: of each of ten stretches the median
-    counts, and how much these differ says what their mean is worth.
+    counts, and their differences give the standard error of the mean.
     """
     base = steps["cross entropy"]
     more = [b - a for a, b in zip(base, steps[name], strict=True)]

@@ -2,9 +2,9 @@
 
     python examples/lightgbm_objective.py            (needs lightgbm: pip install 'rankgrad[ranker]')
 
-LightGBM asks an objective for the gradient and the second derivative at each item's score. The gradient is that of
-`rankgrad.average_precision_loss`, summed over queries; the second derivative is taken as 1, so that a tree's leaf
-is the mean gradient of its items.
+LightGBM takes from an objective the gradient and the second derivative at each item's score. The gradient is that
+of `rankgrad.average_precision_loss`, summed over queries; the second derivative is taken as 1, so that a tree's
+leaf is the mean gradient of its items.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Docstrings as they are written (Google sections, Sphinx roles) for a Markdown page.
 
 ``:func:`rank_loss` `` becomes a link where the name is ours, ``:math:`` and ``.. math::`` become formulas, and the
-section "Example" is the one mkdocstrings knows as "Examples".
+section "Example" is called "Examples" by mkdocstrings.
 """
 
 from __future__ import annotations

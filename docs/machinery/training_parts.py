@@ -67,7 +67,7 @@ def _kind(annotation: Any) -> str:
 
 
 def settings(page: str, module: str) -> str:
-    """Tables of the settings a run of one subject knows, section by section."""
+    """Tables of the settings of one task, section by section."""
     if not exists(module):
         return missing(module)
     from rankgrad.lab.training.config import sections_of
