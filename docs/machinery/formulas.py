@@ -19,7 +19,7 @@ _LETTERS = re.compile(r'<mrow>((?:<mi mathvariant="normal">\w</mi>)+)</mrow>')
 
 
 def mathml(latex: str, *, block: bool = False) -> str:
-    """The formula as MathML; a command that is not understood is an error, not a blot on the page."""
+    """The formula as MathML; a command that is not understood is an error."""
     out = convert(latex.replace(r"\arg", r"\mathrm{arg}\,").strip(), display="block" if block else "inline")
     if "\\" in out:
         raise ValueError(f"formula not understood: {latex!r} gives {out!r}")

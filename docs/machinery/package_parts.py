@@ -10,7 +10,7 @@ from sources import exists, missing, table
 
 
 def _methods_of(kind: type) -> list[str]:
-    """Public methods with something to say, its own or those of a class of ours it is made from."""
+    """Public methods with a docstring, its own or those of a class of ours it is made from."""
     found: list[str] = []
     for base in kind.__mro__:
         if base.__module__.startswith("rankgrad"):
@@ -44,13 +44,13 @@ def names(page: str, module: str, *chosen: str) -> str:
 
 
 def words(page: str, module: str) -> str:
-    """What a module says about itself."""
+    """The docstring of a module."""
     if not exists(module):
         return missing(module)
     return f"::: {module}\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false"
 
 
-#: Rooms that have pages of their own.
+#: Modules that have pages of their own.
 _TOLD = (
     "rankgrad",
     "rankgrad.losses",
