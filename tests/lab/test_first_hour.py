@@ -1,6 +1,7 @@
 """What a new user meets in the first hour: errors before data is read, and notes on the data before training."""
 
 import re
+import sys
 
 import pytest
 import torch
@@ -62,3 +63,11 @@ def test_a_ranker_says_what_it_trains_on(tmp_path, capsys):
     run.run("ranker", [f"data.root={tmp_path / 'a.txt'}", "epochs=1", "device=cpu"], out=str(tmp_path / "run"))
     said = capsys.readouterr().out
     assert re.search(r"trains on \d+ items of \d+ queries, validates on \d+ items of \d+ queries, tests on ", said)
+
+
+def test_a_wrong_callback_is_an_error_before_data_is_read(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="callbacks: unknown value 'wandbb', did you mean 'wandb'"):
+        run.run("folder", ["callbacks=[wandbb]", f"data.root={tmp_path / 'nowhere'}"], out=str(tmp_path / "run"))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match="wandb"):
+        run.run("folder", ["callbacks=[wandb]", f"data.root={tmp_path / 'nowhere'}"], out=str(tmp_path / "run"))

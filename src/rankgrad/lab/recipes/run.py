@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rankgrad import distributed
-from rankgrad.lab import recipes
+from rankgrad.lab import callbacks, recipes
 from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.errors import UserError
@@ -106,6 +106,7 @@ def run(
     device = distributed.start(machine.device_of(config.device))
     folder = distributed.same_everywhere(folder_for(name, out, resume=resume))
     _check_place(folder)
+    callbacks.build(config.callbacks)  # a wrong name or a missing package is an error before data is read
     config = task.completed(config)
     if seeds == 1:
         if resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
