@@ -2,7 +2,7 @@
 
     python -m benchmarks.embeddings cub=DIR flowers=DIR omniglot=DIR --weights resnet50.safetensors
         [--out runs/embeddings] [--rows 'Proxy|^AP'] [--tested Proxy] [--seeds 3] [--parallel 6] [--mps]
-        [--minutes 9]
+        [--minutes 9] [--set key=value ...]
     python -m benchmarks.embeddings cub=DIR flowers=DIR omniglot=DIR --table      of what is finished
 
 Settings are chosen on *training* classes: every loss trains on a part of them and is judged on the others (one

@@ -6,7 +6,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import queue
 import re
 import shutil
 import statistics
@@ -15,6 +14,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
 from rankgrad.lab.training import machine, reuse
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.task import Task
 
 
 class Job(NamedTuple):
@@ -62,6 +64,19 @@ def add_running_arguments(parser: argparse.ArgumentParser, *, out: str, epochs: 
     parser.add_argument("--table", action="store_true", help="only write the table of what is finished")
 
 
+@cache
+def _load(recipe: str, settings: tuple[str, ...]) -> tuple[type[Task], Any]:
+    """A recipe with its settings; asked for anew after every run, hundreds of times."""
+    return recipes.load(recipe, settings)
+
+
+@cache
+def _check_finished(folder: Path, recipe: str, settings: tuple[str, ...]) -> None:
+    """A finished run must have these settings, or the table would mix them."""
+    task, config = _load(recipe, settings)
+    run.same_settings(folder, task.completed(config), "--out")
+
+
 def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: Sequence[str]) -> list[Job]:
     """All chosen rows and seeds that are not finished, seed by seed."""
     jobs = [
@@ -78,12 +93,12 @@ def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: 
     ]
     waiting = []
     for job in jobs:
-        task, config = recipes.load(job.recipe, job.settings)
-        if args.settings and config != recipes.load(job.recipe, (*job.settings, *args.settings))[1]:
-            given = " ".join(args.settings)
-            raise UserError(f"settings: expected what no row sets itself, received {given}; see row {job.row!r}")
-        if (job.folder / "result.json").is_file():  # of a run with these settings, or the table would mix them
-            run.same_settings(job.folder, task.completed(config), "--out")
+        given = (*job.settings, *args.settings)
+        if args.settings and _load(job.recipe, job.settings)[1] != _load(job.recipe, given)[1]:
+            told = " ".join(args.settings)
+            raise UserError(f"settings: expected what no row sets itself, received {told}; see row {job.row!r}")
+        if (job.folder / "result.json").is_file():
+            _check_finished(job.folder, job.recipe, job.settings)
         else:
             waiting.append(job)
     return waiting
@@ -105,11 +120,11 @@ def multi_process_service(wanted: bool) -> Iterator[None]:
         subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
 
 
-def _work(jobs: Any, ended: Any, number: int, threads: int) -> None:
+def _work(jobs: Connection, threads: int) -> None:
     """Take jobs until there are none; the images are read, and the network compiled, once for all of them."""
     torch.set_num_threads(threads)
     with reuse.shared():
-        while (job := jobs.get()) is not None:
+        while (job := jobs.recv()) is not None:
             job.folder.mkdir(parents=True, exist_ok=True)
             print(f"began {job.row}, seed {job.seed}", flush=True)
             with (job.folder / "output.txt").open("a") as output, redirect_stdout(output), redirect_stderr(output):
@@ -120,7 +135,7 @@ def _work(jobs: Any, ended: Any, number: int, threads: int) -> None:
                     traceback.print_exc()
                     how = f"FAILED, see {job.folder}/output.txt"
             print(f"ended {job.row}, seed {job.seed}: {how}", flush=True)
-            ended.put(number)
+            jobs.send("ended")
 
 
 def told(folder: Path) -> str:
@@ -155,22 +170,22 @@ def train(
     context = multiprocessing.get_context("spawn")
     begun: set[Path] = set()
     doing: dict[int, Job] = {}
-    workers: dict[int, tuple[Any, Any]] = {}  # process and queue of its jobs, which holds one at most
-    ended = context.Queue()
+    workers: dict[int, tuple[Any, Connection]] = {}  # process, and where it takes jobs and says that they ended
     with multi_process_service(mps):
         while True:
             waiting = {job.folder: job for job in (*jobs, *further()) if job.folder not in begun}
             free = [number for number in range(parallel) if number not in doing]
             for number, job in zip(free, waiting.values(), strict=False):
-                if number not in workers or not workers[number][0].is_alive():
-                    asked = context.Queue()
-                    worker = context.Process(target=_work, args=(asked, ended, number, threads))
+                if number not in workers or workers[number][1].closed:
+                    ours, theirs = context.Pipe()
+                    worker = context.Process(target=_work, args=(theirs, threads))
                     worker.start()
-                    workers[number] = worker, asked
+                    theirs.close()  # so that ours ends when the process does
+                    workers[number] = worker, ours
                 begun.add(job.folder)
                 doing[number] = job
-                workers[number][1].put(job)
-            number = _next(ended, workers, doing, end) if doing else None
+                workers[number][1].send(job)
+            number = _next({n: workers[n][1] for n in doing}, doing, end) if doing else None
             if number is None:
                 break
             if not keep:
@@ -180,22 +195,24 @@ def train(
             if number in doing:
                 print("out of time: stopped a run, the next call goes on from its checkpoint", flush=True)
                 worker.terminate()
-            else:
-                asked.put(None)
+            elif not asked.closed:
+                asked.send(None)
         for worker, _ in workers.values():
             worker.join()
 
 
-def _next(ended: Any, workers: dict[int, tuple[Any, Any]], doing: dict[int, Job], end: float) -> int | None:
+def _next(said: dict[int, Connection], doing: dict[int, Job], end: float) -> int | None:
     """The worker whose job ended next; None when the time is up. One whose process died is reported."""
-    while (left := end - time.monotonic()) > 0:
-        try:
-            return int(ended.get(timeout=min(left, 1.0)))
-        except queue.Empty:
-            for number in doing:
-                if not workers[number][0].is_alive():
-                    print(f"ended {doing[number].row}, seed {doing[number].seed}: its process died", flush=True)
-                    return number
+    left = None if end == float("inf") else max(0.0, end - time.monotonic())
+    ready = wait(list(said.values()), left)
+    for number, its in said.items():
+        if its in ready:
+            try:
+                its.recv()
+            except EOFError:
+                print(f"ended {doing[number].row}, seed {doing[number].seed}: its process died", flush=True)
+                its.close()  # another process takes its place
+            return number
     return None
 
 

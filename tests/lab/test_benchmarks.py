@@ -164,15 +164,15 @@ def test_what_is_chosen_comes_before_what_is_tested(tmp_path, monkeypatch):
     assert [(job.row, job.seed) for job in embeddings.jobs_of(args)] == [("cub, AP", 0), ("cub, AP", 1)]
 
 
-def _ended(jobs, ended, number, threads):
+def _ended(jobs, threads):
     """A worker that writes what a run leaves, and dies in the second job."""
-    while (job := jobs.get()) is not None:
+    while (job := jobs.recv()) is not None:
         job.folder.mkdir(parents=True)
         (job.folder / "state.pt").write_text("")
         if job.seed == 1:
             os._exit(3)
         (job.folder / "result.json").write_text("{}")
-        ended.put(number)
+        jobs.send("ended")
 
 
 def test_jobs_that_follow_from_others(tmp_path, monkeypatch, capsys):
