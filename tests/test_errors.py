@@ -119,3 +119,15 @@ def test_list_losses(loss, kwargs, error, message):
 def test_everything_else(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_mps_is_refused():
+    """It has no float64. None is here: a tensor that says it is on one."""
+
+    class OnMPS(torch.Tensor):
+        device = torch.device("mps")
+
+    with pytest.raises(ValueError, match=r"^scores: expected on a device with float64.* pass scores\.cpu\(\)"):
+        rankgrad.average_precision_loss(S.as_subclass(OnMPS), R)
+    with pytest.raises(ValueError, match=r"^embeddings: expected on a device with float64.* received on mps"):
+        rankgrad.RecallLoss()(E.as_subclass(OnMPS), L)

@@ -22,6 +22,9 @@ ROOT = Path(__file__).parent.parent
 BATCH = "torch.randn(8, 4, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])"
 LOSS = f"import torch, rankgrad; rankgrad.RecallLoss()(*({BATCH})).backward()"
 DIGITS = "train digits epochs=1 device=cpu --out run"
+IMAGES = "from PIL import Image; import os; os.mkdir('images');" + (
+    "[Image.new('L', (8, 8), 60 * i).save(f'images/{i}.png') for i in range(3)]"
+)
 #: What each extra must run: Python code, or the words behind ``rankgrad``.
 EXTRAS = {
     "": [LOSS.replace("RecallLoss()", "AveragePrecisionLoss(memory=1)")],
@@ -35,7 +38,7 @@ EXTRAS = {
     "text": ["ls"],
     "ranker": ["import lightgbm, pyarrow", "ls"],
     "export": [DIGITS, "export run --to onnx", "export run --to torch-export"],
-    "search": ["import faiss", "search --help"],
+    "search": [DIGITS, IMAGES, "embed run images --index images.faiss", "search images.faiss images/1.png"],
     "wandb": ["import rankgrad.lab.callbacks as c; c.build(['wandb'])"],
     "mlflow": ["import rankgrad.lab.callbacks as c; c.build(['mlflow'])"],
     "sentence-transformers": ["from rankgrad.integrations.sentence_transformers import RankingLoss"],

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import rankgrad
+from rankgrad.distributed import gather
 
 MEMBERS, STEPS = (0, 2), 3
 LOSSES = {
@@ -31,6 +32,24 @@ def steps(loss, part):
     return found
 
 
+LISTS = {  # of scores, grades and groups
+    "ap": lambda s, y, q: rankgrad.average_precision_loss(s, y > 1, groups=q, window=2.0),
+    "ndcg": lambda s, y, q: rankgrad.ndcg_loss(s, y, groups=q, lam=100.0),
+    "recall": lambda s, y, q: rankgrad.recall_loss(s, y > 1, groups=q, lam=30.0),
+    "spearman": lambda s, y, q: rankgrad.spearman_loss(s, y, groups=q, margin="auto"),
+}
+
+
+def of_lists(name, part, group=None):
+    """Value and gradient of six queries whose items lie anywhere; every process has a part of the items."""
+    g = torch.Generator().manual_seed(7)
+    scores = torch.randn(23, generator=g, dtype=torch.float64)[part].requires_grad_()
+    grades, queries = (torch.randint(many, (23,), generator=g)[part] for many in (4, 6))
+    value = LISTS[name](*(gather(tensor, group) for tensor in (scores, grades, queries)))
+    value.backward()
+    return value.detach(), scores.grad
+
+
 def process(rank, port, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     torch.set_num_threads(1)
@@ -44,6 +63,8 @@ def process(rank, port, folder):
             loss = make(distributed=True, process_group=group)
             found[name] = steps(copy.deepcopy(loss), part)
             loss.load_state_dict(loss.state_dict())
+        items = (slice(0, 14), slice(14, None))[MEMBERS.index(rank)]
+        found["lists"] = {name: of_lists(name, items, group) for name in LISTS}
         torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -70,6 +91,17 @@ def test_two_of_three_processes_equal_one(found, name):
         # Every process calls backward on the same total: DistributedDataParallel's mean undoes the factor of two.
         torch.testing.assert_close(torch.cat([part[1] for part in parts]) / 2, grad)
         assert (grad != 0).any()
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_over_processes(found, name):
+    """Scores are gathered before they are ranked, so that even a query on two processes is ranked once."""
+    value, grad = of_lists(name, slice(None))
+    parts = [one["lists"][name] for one in found]
+    for part in parts:
+        torch.testing.assert_close(part[0], value)
+    torch.testing.assert_close(torch.cat([part[1] for part in parts]) / 2, grad)
+    assert (grad != 0).any()
 
 
 def test_a_group_without_a_shared_batch():

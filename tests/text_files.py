@@ -17,7 +17,7 @@ def tiny_model(folder):
     """A sentence-transformers model of 2 layers and 16 numbers, its vocabulary the words above."""
     import torch
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizer
 
     inner = folder / "bert"

@@ -1,7 +1,9 @@
 """Losses inside sentence-transformers: the library's values, cached gradients, its trainer, resumed to the bit."""
 
 import copy
+import re
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -179,6 +181,25 @@ def test_evaluation_does_not_enter_the_memory(model):
     assert loss.loss.memory.rows > 0
 
 
+def test_every_module_named_is_one_of_version_6():
+    """Not a name of before 6, for which it keeps a finder that warns and will go."""
+    assert st.__version__.startswith("6.")
+    home, names = Path(st.__file__).parent, set()
+    root = Path(__file__).parents[2]
+    for path in (
+        p for folder in ("src", "tests", "docs", "benchmarks", "examples") for p in (root / folder).rglob("*")
+    ):
+        if path.suffix not in (".py", ".md"):
+            continue
+        names |= set(
+            re.findall(r"^\s*(?:>>> )?(?:from|import) sentence_transformers\.([\w.]+)", path.read_text(), re.M)
+        )
+    assert "sentence_transformer.modules" in names
+    for name in names:
+        place = home.joinpath(*name.split("."))
+        assert place.is_dir() or place.with_suffix(".py").is_file(), name
+
+
 # In its trainer
 
 
@@ -272,6 +293,9 @@ def test_class_batches():
         ClassBatches(4, column="intent")(data, batch_size=3)
     with pytest.raises(ValueError, match=r"^text: expected labels of which some texts have the same"):
         ClassBatches(2, column="text")(data, batch_size=8)
+    alike = datasets.Dataset.from_dict({"text": texts.sentences(4), "label": ["a"] * 4})
+    with pytest.raises(ValueError, match=r"^label: expected two different labels at least, received \['a'\] only"):
+        ClassBatches(2, column="label")(alike, batch_size=4)
 
 
 # Cross-encoders
@@ -303,6 +327,17 @@ def test_lists_of_a_cross_encoder(reranker, name, at_once):
     torch.testing.assert_close(value, wanted)
     found = gradients(reranker, value)
     torch.testing.assert_close(found, gradients(reranker, wanted), rtol=1e-3, atol=1e-6)
+
+
+def test_texts_that_are_empty_or_long_and_lists_without_documents(model, reranker):
+    """A text is cut at the model's length, an empty one is embedded, a query without documents does not count."""
+    long = " ".join(texts.WORDS) * 8_000  # 1 MB
+    columns = features(model, ["", "w1"], ["w1", long], ["w2", ""])
+    value = RankingLoss(model)(columns, torch.tensor([[2, 0], [1, 0]]))
+    assert all(torch.isfinite(g).all() for g in gradients(model, value))
+    ranking = CrossEncoderRankingLoss(reranker)
+    alone = ranking([["w1"], [["w2", long]]], [[1, 0]])
+    torch.testing.assert_close(ranking([["w1", "w3"], [["w2", long], []]], [[1, 0], []]), alone)
 
 
 def test_a_cross_encoder_learns_in_its_trainer(reranker, tmp_path):
@@ -349,9 +384,22 @@ def test_bad_input_is_named(model, reranker):
         ValueError, match=r"^labels: expected a list of grades for each query, of lengths \[5, 2, 4\]"
     ):
         ranking([QUERIES, LISTS], GRADES[:2])
+    for grade, message in (
+        (["good", "bad"], r"^labels: expected grades that are numbers, received"),
+        ([1, None], r"^labels: expected grades that are numbers, received"),
+        ([1, float("nan")], r"^labels: expected finite numbers >= 0, received nan"),
+        ([1, -3], r"^labels: expected finite numbers >= 0, received -3.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ranking([["a"], [["b", "c"]]], [grade])
+    nan, inf = torch.tensor([[1, 0], [1, float("nan")]]), torch.tensor([float("inf"), 1])
+    refused(r"^label: expected finite numbers, received nan", loss, nan, one[:2], two[:2], three[:2])
+    refused(r"^label: expected finite numbers, received inf", loss, inf, one[:2], two[:2])
     with pytest.raises(ValueError, match=r"^inputs: expected two columns"):
         ranking([QUERIES], GRADES)
     with pytest.raises(ValueError, match=r"^inputs: expected at least one document"):
         ranking([["a"], [[]]], [torch.zeros(0)])
     with pytest.raises(ValueError, match=r"^model: expected a CrossEncoder with num_labels=1"):
         CrossEncoderRankingLoss(model)
+    with pytest.raises(ValueError, match=r"^distributed: expected RecallLoss\(distributed=True\)"):
+        RankingLoss(model, rankgrad.RecallLoss(), distributed=True)

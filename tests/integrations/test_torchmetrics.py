@@ -163,8 +163,8 @@ def test_faster_than_torchmetrics():
         ("ours", ours.NDCG),
         ("theirs", lambda: RetrievalNormalizedDCG(empty_target_action="skip")),
     ):
-        begin = time.perf_counter()
+        begin = time.process_time()
         value = seen(make(), data).compute()
-        took[name] = time.perf_counter() - begin, float(value)
+        took[name] = time.process_time() - begin, float(value)
     assert took["ours"][1] == pytest.approx(took["theirs"][1], abs=1e-6)
     assert took["ours"][0] < took["theirs"][0] / 3

@@ -149,6 +149,7 @@ def test_report_can_be_written_again(trained, capsys):
         (["train", "digits", "lrr=1"], "rankgrad: lrr: unknown setting, did you mean 'lr'?"),
         (["train", "cub", "lamm=3"], "rankgrad: lamm: unknown setting, did you mean 'lam'?"),
         (["train", "digits", "device=tpu"], "rankgrad: device: unknown value 'tpu', say auto, cpu or cuda"),
+        (["train", "digits", "device=mps"], "rankgrad: device: unknown value 'mps', say auto, cpu or cuda"),
         (
             ["train", "digits", "loss.thresh=1"],
             "rankgrad: loss.thresh: unknown argument of ProxyRankingLoss, did you mean 'threshold'?",

@@ -1,6 +1,7 @@
 """The task text: the same sampler, loss, evaluation and report as for images, on three kinds of files."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -224,11 +225,22 @@ def test_models_that_are_none(tmp_path, model):
     (tmp_path / "bare").mkdir()
     for name in ("modules.json", "config.json"):
         (tmp_path / "bare" / name).write_text((model / name).read_text())
+    changed = {
+        "cut": ("model.safetensors", lambda whole: whole[:3000]),
+        "odd": ("modules.json", lambda whole: b"3"),
+    }
+    for name, (file, change) in changed.items():
+        shutil.copytree(model, tmp_path / name)
+        (tmp_path / name / file).write_bytes(change((model / file).read_bytes()))
+    shutil.copytree(model, tmp_path / "wordless", ignore=shutil.ignore_patterns("*token*", "vocab*"))
     for given, message in (
         ([], "model: the task text needs the folder"),
         (["model=nowhere"], "model: expected the folder of a sentence-transformers model, received 'nowhere'"),
         ([f"model={tmp_path / 'empty'}"], "has neither modules.json nor config.json"),
         ([f"model={tmp_path / 'bare'}"], "has no weights (expected model.safetensors)"),
+        ([f"model={tmp_path / 'wordless'}"], "has no tokenizer (expected tokenizer.json)"),
+        ([f"model={tmp_path / 'cut'}"], "is not a sentence-transformers model that loads (Error while deser"),
+        ([f"model={tmp_path / 'odd'}"], "is not a sentence-transformers model that loads ('int' object is"),
     ):
         told = cli("train", "text", "--data", path, *given, "--out", tmp_path / "run")
         assert message in told and "\n" not in told, told

@@ -77,18 +77,13 @@ class QueryMetric(_Collected):
         tensor(0., dtype=torch.float64)
     """
 
+    metric: Callable[..., Tensor]  #: a function of :mod:`rankgrad.metrics`
+
     def __init__(self, *, empty_target_action: str = "skip", **kwargs: Any) -> None:
         nothing = torch.zeros(0)
         super().__init__({"preds": nothing, "target": nothing, "indexes": nothing.long()}, **kwargs)
         self.empty_target_action = _check.one_of("empty_target_action", empty_target_action, ACTIONS)
-
-    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """The value of each list, ``[lists, n]`` to ``[lists]``."""
-        raise NotImplementedError
-
-    def counts(self, target: Tensor, mask: Tensor) -> Tensor:
-        """Which lists have a value."""
-        return ((target > 0) & mask).any(-1)
+        self.arguments: dict[str, Any] = {}
 
     def update(self, preds: Tensor, target: Tensor, indexes: Tensor) -> None:
         """Take in scores.
@@ -108,7 +103,11 @@ class QueryMetric(_Collected):
 
     def compute(self) -> Tensor:
         """The mean over queries; 0 if none counts."""
-        values, counted = self._by_query(*map(self._all, ("preds", "target", "indexes")))
+        preds, target, indexes = map(self._all, ("preds", "target", "indexes"))
+        ids, groups = indexes.unique(return_inverse=True)
+        lists = {"groups": groups, "num_groups": len(ids), "reduction": "none"}
+        values = type(self).metric(preds, target, **lists, **self.arguments).double()
+        counted = self._counted(target, groups, len(ids))
         if self.empty_target_action == "error" and not bool(counted.all()):
             raise ValueError(f"target: expected something relevant for every query, not so in {(~counted).sum()}")
         if self.empty_target_action in ("neg", "pos"):
@@ -116,29 +115,9 @@ class QueryMetric(_Collected):
             counted = torch.ones_like(counted)
         return values.where(counted, 0).sum() / counted.sum().clamp(min=1)
 
-    def _by_query(self, preds: Tensor, target: Tensor, indexes: Tensor) -> tuple[Tensor, Tensor]:
-        """Value of each query and whether it has one.
-
-        Queries of like size are computed together, padded to at most twice their size: one huge query among many
-        small ones costs no memory.
-        """
-        order = indexes.argsort(stable=True)
-        preds, target = preds[order], target[order]
-        sizes = indexes[order].unique_consecutive(return_counts=True)[1]
-        begins = sizes.cumsum(0) - sizes
-        values = preds.new_zeros(len(sizes), dtype=torch.float64)
-        counted = torch.zeros_like(sizes, dtype=torch.bool)
-        widths = 2 ** torch.log2(sizes.double()).ceil().long()
-        for width in widths.unique().tolist():
-            queries = (widths == width).nonzero().flatten()
-            longest = int(sizes[queries].max())
-            place = torch.arange(longest, device=preds.device)
-            mask = place < sizes[queries].unsqueeze(1)
-            rows = (begins[queries].unsqueeze(1) + place).where(mask, 0)
-            lists = preds[rows], target[rows]
-            values[queries] = self.of_lists(*lists, None if bool(mask.all()) else mask).double()
-            counted[queries] = self.counts(lists[1], mask)
-        return values, counted
+    def _counted(self, target: Tensor, groups: Tensor, number: int) -> Tensor:
+        """Which queries have something relevant, ``[number]``."""
+        return groups[target > 0].bincount(minlength=number) > 0
 
 
 class AveragePrecision(QueryMetric):
@@ -153,9 +132,7 @@ class AveragePrecision(QueryMetric):
         tensor(0.6667, dtype=torch.float64)
     """
 
-    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """As :func:`rankgrad.metrics.average_precision`."""
-        return metrics.average_precision(scores, target, mask=mask, reduction="none")
+    metric = staticmethod(metrics.average_precision)
 
 
 class MAPAtR(QueryMetric):
@@ -169,9 +146,7 @@ class MAPAtR(QueryMetric):
         tensor(0.2500, dtype=torch.float64)
     """
 
-    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """As :func:`rankgrad.metrics.map_at_r`."""
-        return metrics.map_at_r(scores, target, mask=mask, reduction="none")
+    metric = staticmethod(metrics.map_at_r)
 
 
 class ReciprocalRank(QueryMetric):
@@ -185,20 +160,13 @@ class ReciprocalRank(QueryMetric):
         tensor(0.5000, dtype=torch.float64)
     """
 
-    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """As :func:`rankgrad.metrics.reciprocal_rank`."""
-        return metrics.reciprocal_rank(scores, target, mask=mask, reduction="none")
+    metric = staticmethod(metrics.reciprocal_rank)
 
 
 class _AtK(QueryMetric):
-    metric: Callable[..., Tensor]
-
     def __init__(self, k: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.k = _check.count("k", k, at_least=1)
-
-    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        return type(self).metric(scores, target, k=self.k, mask=mask, reduction="none")
+        self.arguments = {"k": _check.count("k", k, at_least=1)}
 
 
 class RecallAtK(_AtK):
@@ -263,14 +231,12 @@ class NDCG(QueryMetric):
         tensor(0.8597, dtype=torch.float64)
     """
 
+    metric = staticmethod(metrics.ndcg)
+
     def __init__(self, k: int | None = None, *, gain: str = "linear", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.k = None if k is None else _check.count("k", k, at_least=1)
-        self.gain = _check.one_of("gain", gain, ("linear", "exponential"))
-
-    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """As :func:`rankgrad.metrics.ndcg`."""
-        return metrics.ndcg(scores, target, k=self.k, gain=self.gain, mask=mask, reduction="none")
+        k = None if k is None else _check.count("k", k, at_least=1)
+        self.arguments = {"k": k, "gain": _check.one_of("gain", gain, ("linear", "exponential"))}
 
 
 class Spearman(QueryMetric):
@@ -284,13 +250,10 @@ class Spearman(QueryMetric):
         tensor(1., dtype=torch.float64)
     """
 
-    def of_lists(self, scores: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """As :func:`rankgrad.metrics.spearman`."""
-        return metrics.spearman(scores, target, mask=mask, reduction="none")
+    metric = staticmethod(metrics.spearman)
 
-    def counts(self, target: Tensor, mask: Tensor) -> Tensor:
-        """Lists of two scores or more."""
-        return mask.sum(-1) > 1
+    def _counted(self, target: Tensor, groups: Tensor, number: int) -> Tensor:
+        return groups.bincount(minlength=number) > 1
 
 
 class MeanAveragePrecision(_Collected):

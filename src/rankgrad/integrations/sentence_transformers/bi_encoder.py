@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
 from sentence_transformers.base.model import BaseModel
 from torch import Tensor, nn
@@ -15,7 +16,13 @@ from torch import Tensor, nn
 from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.precision import without_autocast
-from rankgrad.integrations.sentence_transformers.list_losses import ListLoss, described, graded, in_order
+from rankgrad.integrations.sentence_transformers.list_losses import (
+    ListLoss,
+    check_grades,
+    described,
+    graded,
+    in_order,
+)
 from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.memory import EmbeddingMemory
@@ -44,10 +51,14 @@ class RankingLoss(nn.Module):
             ``loss(scores, relevance, mask=mask)``, such as ``functools.partial(rankgrad.ndcg_loss, window=0.1)``.
             None: see the table.
         in_batch: Whether the graded documents of the other queries are candidates too, with grade 0.
+        distributed: Whether the batches of all processes are ranked as one, for list losses and the defaults
+            (:class:`rankgrad.RecallLoss` and its like have the argument themselves). Value and gradient are those
+            of one process with the whole batch; for that, embeddings are gathered (of pairs: scores).
+        process_group: Which processes; None: all.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
-        >>> from sentence_transformers.models import StaticEmbedding
+        >>> from sentence_transformers.sentence_transformer.modules import StaticEmbedding
         >>> from tokenizers import Tokenizer
         >>> from tokenizers.models import WordLevel
         >>> from rankgrad.integrations.sentence_transformers import RankingLoss
@@ -58,7 +69,13 @@ class RankingLoss(nn.Module):
     """
 
     def __init__(
-        self, model: BaseModel, loss: nn.Module | ListLoss | None = None, *, in_batch: bool = True
+        self,
+        model: BaseModel,
+        loss: nn.Module | ListLoss | None = None,
+        *,
+        in_batch: bool = True,
+        distributed: bool = False,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -66,6 +83,12 @@ class RankingLoss(nn.Module):
         if loss is not None and not callable(loss):
             raise _check.fail("loss", "a rankgrad loss or a callable loss(scores, relevance, mask=mask)", loss)
         self.model, self.loss, self.in_batch = model, loss, bool(in_batch)
+        self.processes = Processes(distributed, process_group)
+        if isinstance(loss, EmbeddingLoss | ProxyRankingLoss):
+            if distributed:
+                kind = type(loss).__name__
+                raise _check.fail("distributed", f"{kind}(distributed=True), which says so itself", distributed)
+            self.processes = loss.processes
         self.by_size = nn.ModuleDict()  # of a loss with memory: its copies for other embedding sizes
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
@@ -91,7 +114,7 @@ class RankingLoss(nn.Module):
     def _of_classes(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:
         if labels is None or labels.ndim != 1 or labels.is_floating_point():
             raise _check.fail("label", "one integer beside one column of texts", labels)
-        loss = AveragePrecisionLoss() if self.loss is None else self.loss
+        loss = self._default() if self.loss is None else self.loss
         if not isinstance(loss, EmbeddingLoss | ProxyRankingLoss):
             raise _check.fail("loss", "RecallLoss, AveragePrecisionLoss or ProxyRankingLoss for classes", loss)
         if isinstance(loss, EmbeddingLoss) and loss.memory.rows:
@@ -121,27 +144,29 @@ class RankingLoss(nn.Module):
 
     def _of_positives(self, queries: Tensor, documents: Sequence[Tensor]) -> Tensor:
         """Every query against the documents of all queries, in all processes; its own positive is relevant."""
-        loss = AveragePrecisionLoss() if self.loss is None else self.loss
+        loss = self._default() if self.loss is None else self.loss
         if isinstance(loss, ProxyRankingLoss):
             raise _check.fail("label", "a class beside one column of texts for ProxyRankingLoss", None)
         if isinstance(loss, EmbeddingLoss) and loss.memory.size:
             # Documents of other batches are relevant to no query of this one: a remembered list would never count.
             raise _check.fail("memory", "0 for columns (query, positive, negatives)", loss.memory.size)
-        processes = loss.processes if isinstance(loss, EmbeddingLoss) else Processes(False, None)
-        own = processes.numbered(len(queries), queries.device)
+        gather, queries = self.processes.gather, unit_length(queries)
+        own = self.processes.numbered(len(queries), queries.device)
         numbers = torch.cat([own, own.new_full((len(queries) * (len(documents) - 1),), -1)])
         candidates = unit_length(torch.cat(list(documents)))
-        found = Lookup(unit_length(queries), own, None, *map(processes.gather, (candidates, numbers, numbers)))
+        found = Lookup(queries, own, None, *map(gather, (candidates, numbers, numbers)))
         if isinstance(loss, EmbeddingLoss):
             return loss.mean([found])
-        scores, relevance, mask = found.pairs()
+        scores, relevance, mask = found._replace(queries=gather(queries), labels=gather(own)).pairs()
         return loss(scores, relevance, mask=mask)
 
     def _of_grades(self, queries: Tensor, documents: Sequence[Tensor], grades: Tensor) -> Tensor:
         if grades.shape[1] != len(documents):
             expected = f"{len(documents)} grades a query, one for each column behind the first"
             raise _check.fail("label", expected, grades)
-        rows, stacked = unit_length(queries), unit_length(torch.stack(list(documents), 1))  # [B, n, dim]
+        check_grades("label", grades)
+        given = unit_length(queries), unit_length(torch.stack(list(documents), 1)), grades
+        rows, stacked, grades = map(self.processes.gather, given)  # [B, dim], [B, n, dim], [B, n]
         if self.in_batch:
             scores = _cosines(rows, stacked.flatten(0, 1))
             own = torch.eye(len(grades), dtype=torch.bool, device=grades.device)
@@ -155,7 +180,12 @@ class RankingLoss(nn.Module):
     def _of_pairs(self, columns: Sequence[Tensor], numbers: Tensor) -> Tensor:
         if len(columns) != 2 or numbers.shape != columns[0].shape[:1]:
             raise _check.fail("label", f"one number a pair, or {len(columns) - 1} grades a query", numbers)
-        return self._list_loss(in_order)(_dot(*map(unit_length, columns)), numbers, mask=None)
+        check_grades("label", numbers)
+        scores, numbers = map(self.processes.gather, (_dot(*map(unit_length, columns)), numbers))
+        return self._list_loss(in_order)(scores, numbers, mask=None)
+
+    def _default(self) -> AveragePrecisionLoss:
+        return AveragePrecisionLoss(distributed=self.processes.shared, process_group=self.processes.group)
 
     def _list_loss(self, default: ListLoss) -> ListLoss:
         if isinstance(self.loss, EmbeddingLoss | ProxyRankingLoss):
@@ -175,7 +205,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
     :class:`RankingLoss`; a step takes about a forward pass more, and memory for one mini-batch.
 
     Args:
-        model, loss, in_batch: As in :class:`RankingLoss`.
+        model, loss, in_batch, distributed, process_group: As in :class:`RankingLoss`.
         mini_batch_size: How many texts are embedded at a time.
         show_progress_bar: Whether to show one for every batch.
 
@@ -191,10 +221,12 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         loss: nn.Module | ListLoss | None = None,
         *,
         in_batch: bool = True,
+        distributed: bool = False,
+        process_group: dist.ProcessGroup | None = None,
         mini_batch_size: int = 32,
         show_progress_bar: bool = False,
     ) -> None:
-        super().__init__(model, loss, in_batch=in_batch)
+        super().__init__(model, loss, in_batch=in_batch, distributed=distributed, process_group=process_group)
         if has_static_embedding_input(model):
             raise _check.fail("model", "token ids that can be cut into mini-batches, not a StaticEmbedding", model)
         self.mini_batch_size = _check.count("mini_batch_size", mini_batch_size, at_least=1)

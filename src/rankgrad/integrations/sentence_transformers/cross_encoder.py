@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from sentence_transformers.base.model import BaseModel
 from torch import Tensor, nn
 
 from rankgrad import _check
-from rankgrad.integrations.sentence_transformers.list_losses import ListLoss, described, graded
+from rankgrad.distributed import Processes
+from rankgrad.integrations.sentence_transformers.list_losses import ListLoss, check_grades, described, graded
 from rankgrad.losses import ProxyRankingLoss
 from rankgrad.losses.embedding import EmbeddingLoss
 
@@ -25,6 +27,9 @@ class CrossEncoderRankingLoss(nn.Module):
             ``functools.partial(rankgrad.average_precision_loss, window=1.0)``, ... None: NDCG.
         activation_fn: Applied to the logits first; None: nothing.
         mini_batch_size: How many pairs go through the model at a time; None: as many as there are queries; 0: all.
+        distributed: Whether the lists of all processes make one batch: the mean, and a reach that follows the
+            scores, are then those of all lists, also where processes have different numbers of them.
+        process_group: Which processes; None: all.
 
     Example:
         >>> model = CrossEncoder("cross-encoder/ms-marco-MiniLM-L6-v2", num_labels=1)  # doctest: +SKIP
@@ -39,6 +44,8 @@ class CrossEncoderRankingLoss(nn.Module):
         *,
         activation_fn: nn.Module | None = None,
         mini_batch_size: int | None = None,
+        distributed: bool = False,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         if getattr(model, "num_labels", None) != 1:
@@ -50,6 +57,7 @@ class CrossEncoderRankingLoss(nn.Module):
         if mini_batch_size is not None:
             _check.count("mini_batch_size", mini_batch_size, at_least=0)
         self.mini_batch_size = mini_batch_size
+        self.processes = Processes(distributed, process_group)
 
     def forward(
         self,
@@ -75,6 +83,11 @@ class CrossEncoderRankingLoss(nn.Module):
         pairs = [(query, text) for query, documents in zip(queries, lists, strict=True) for text in documents]
         if not pairs:
             raise _check.fail("inputs", "at least one document", sizes)
+        try:
+            grades = torch.cat([torch.as_tensor(grade) for grade in labels])
+        except (TypeError, ValueError, RuntimeError):
+            raise _check.fail("labels", "grades that are numbers", labels) from None
+        check_grades("labels", grades, lowest=0)
         at_once = (len(queries) if self.mini_batch_size is None else self.mini_batch_size) or len(pairs)
         logits = []
         for begin in range(0, len(pairs), at_once):
@@ -83,8 +96,8 @@ class CrossEncoderRankingLoss(nn.Module):
             logits.append(self.model(tokens)["scores"].view(-1))
         scores = self.activation_fn(torch.cat(logits).float())
         places = torch.tensor(sizes, device=scores.device)
-        mask = torch.arange(max(sizes), device=scores.device) < places.unsqueeze(1)
-        grades = torch.cat([torch.as_tensor(grade) for grade in labels]).to(scores.device)
+        scores, grades, places = map(self.processes.gather, (scores, grades.to(scores), places))
+        mask = torch.arange(int(places.max()), device=scores.device) < places.unsqueeze(1)
         table = scores.new_zeros(mask.shape).masked_scatter(mask, scores)
         relevance = grades.new_zeros(mask.shape).masked_scatter(mask, grades)
         return (graded if self.loss is None else self.loss)(table, relevance, mask=mask)

@@ -54,6 +54,8 @@ class ClassBatches:
         numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
         if len(numbers) == len(values):
             raise _check.fail(found, "labels of which some texts have the same", f"{len(values)} different ones")
+        if len(numbers) < 2:
+            raise _check.fail(found, "two different labels at least", f"{values[:1]} only")
         size = min(batch_size // self.per_class, len(numbers)) * self.per_class
         if not size:
             raise _check.fail("batch_size", f"at least per_class = {self.per_class}", batch_size)

@@ -43,6 +43,9 @@ def check(config: Model) -> Path:
         raise UserError(f"model: {config.name} has neither modules.json nor config.json")
     if not [path for kind in ("*.safetensors", "pytorch_model*.bin") for path in folder.rglob(kind)]:
         raise UserError(f"model: {config.name} has no weights (expected model.safetensors)")
+    if not [path for kind in ("*token*", "vocab*", "*.spm", "*.model") for path in folder.rglob(kind)]:
+        # transformers would make one that knows no word
+        raise UserError(f"model: {config.name} has no tokenizer (expected tokenizer.json)")
     return folder
 
 
@@ -56,7 +59,7 @@ def build(config: Model, seed: int) -> TextEmbedder:
     torch.manual_seed(seed)
     try:
         model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # whatever the readers of its files raise
         said = str(error).strip().partition("\n")[0]
         raise UserError(f"model: {config.name} is not a sentence-transformers model that loads ({said})") from None
     if config.max_length is not None:
