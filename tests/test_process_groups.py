@@ -66,6 +66,7 @@ def process(rank, port, folder):
         items = (slice(0, 14), slice(14, None))[MEMBERS.index(rank)]
         found["lists"] = {name: of_lists(name, items, group) for name in LISTS}
         torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()  # a process that leaves while others still connect makes them fail
     dist.destroy_process_group()
 
 

@@ -55,7 +55,7 @@ class ClassBatches:
         if len(numbers) == len(values):
             raise _check.fail(found, "labels of which some texts have the same", f"{len(values)} different ones")
         if len(numbers) < 2:
-            raise _check.fail(found, "two different labels at least", f"{values[:1]} only")
+            raise _check.fail(found, "two different labels at least", values[0])
         size = min(batch_size // self.per_class, len(numbers)) * self.per_class
         if not size:
             raise _check.fail("batch_size", f"at least per_class = {self.per_class}", batch_size)
