@@ -5,6 +5,7 @@ import torch
 from test_detection_batched import random_boxes
 from test_detection_data import random_images
 from test_detection_training import SMALL
+from torch.nn import functional as F
 
 from rankgrad import graphed
 from rankgrad.detection import RegionLoss, use_ranking_loss
@@ -62,38 +63,61 @@ def test_detections(scores):
             torch.testing.assert_close(a[key], b[key].cpu(), atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("form", ["ap", "log_ap"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"form": "ap"},
+        {},
+        {"thresholds": True},
+        {"thresholds": "weighed"},
+        {"order_weight": 0.2},
+        {"thresholds": "weighed", "order_weight": 0.2, "lam": None, "window": 1.0, "cross_entropy": 0},
+    ],
+)
 @pytest.mark.parametrize("memory", [0, 3])
-def test_a_recorded_loss_is_the_loss(form, memory):
-    """Losses, gradients and memory over steps with different numbers of regions, and after a reset."""
+def test_a_recorded_loss_is_the_loss(options, memory):
+    """That of the CPU too: losses and gradients with memory and different numbers of regions, and after a reset."""
     eager, recorded = (
-        RegionLoss(form=form, memory=memory).cuda(),
-        graphed(RegionLoss(form=form, memory=memory).cuda()),
+        RegionLoss(**options, memory=memory).cuda(),
+        graphed(RegionLoss(**options, memory=memory).cuda()),
     )
+    here = RegionLoss(**options, memory=memory)
     generator = torch.Generator().manual_seed(0)
     replayed = []
     for step in range(16):
         count = 64 if step < 6 else int(torch.randint(20, 65, (1,), generator=generator))
         logits = torch.randn(count, 6, generator=generator).cuda()
         labels = torch.randint(0, 6, (count,), generator=generator).cuda()
+        overlap = 0.4 + 0.6 * torch.rand(count, generator=generator).cuda()
         values, gradients = [], []
-        for loss in (eager, recorded):
-            x = logits.clone().requires_grad_()
-            value = loss(*((x, labels) if loss is eager or count == 64 else padded(x, labels, 64)))
+        for loss in (here, eager, recorded):
+            x, *given = (one.to("cpu" if loss is here else "cuda") for one in (logits, labels, overlap))
+            x = x.clone().requires_grad_()
+            named = {"overlap": given[1]} if eager.needs_overlap else {}
+            inputs = (x, given[0])
+            if loss is recorded and count < 64:
+                inputs = padded(x, given[0], 64)
+                named = {name: F.pad(value, (0, 64 - count)) for name, value in named.items()}
+            value = loss(*inputs, **named)
             (3 * value).backward()
-            values.append(value.detach())
-            gradients.append(x.grad)
-        torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
+            values.append(value.detach().cuda())
+            gradients.append(x.grad.cuda())
+        for value, gradient in zip(values[1:], gradients[1:], strict=True):
+            torch.testing.assert_close(value, values[0], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(gradient, gradients[0], rtol=1e-4, atol=1e-7)
         replayed.append(any(one.replay is not None for one in recorded._recordings))
         if step == 8:
+            here.reset()
             eager.reset()
             recorded.loss.reset()
     assert replayed[5] and replayed[-1]  # before the reset, and anew after it
 
 
-def test_a_step_in_half_precision():
-    net = network(64, 128, 256, backbone="resnet18", proposals=200)
+@pytest.mark.parametrize("ranked", [None, 1.0])
+@pytest.mark.parametrize("regions", [64, 0])
+def test_a_step_in_half_precision(ranked, regions):
+    net = network(regions, 128, 256, backbone="resnet18", proposals=200)
+    net.rpn.ranking_weight = ranked
     net = net.cuda().to(memory_format=torch.channels_last).train()
     images = torch.randn(2, 3, 128, 160, device="cuda").contiguous(memory_format=torch.channels_last)
     boxes = torch.tensor([[10.0, 10.0, 60.0, 70.0]], device="cuda")
