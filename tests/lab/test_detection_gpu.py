@@ -76,7 +76,7 @@ def test_detections(scores):
 )
 @pytest.mark.parametrize("memory", [0, 3])
 def test_a_recorded_loss_is_the_loss(options, memory):
-    """That of the CPU too: losses and gradients with memory and different numbers of regions, and after a reset."""
+    """That of the CPU: losses and gradients with memory, different numbers of regions, and after a reset."""
     eager, recorded = (
         RegionLoss(**options, memory=memory).cuda(),
         graphed(RegionLoss(**options, memory=memory).cuda()),
