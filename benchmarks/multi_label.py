@@ -82,11 +82,11 @@ def asymmetric(gamma: float, clip: float = 0.05) -> Loss:
     return loss
 
 
-def ranking(weight: float | None, memory: int) -> Callable[[], Loss]:
-    """mAP and pooled AP in their log form with automatic reach and margin, beside BCE or (None) alone."""
+def ranking(weight: float | None, memory: int, form: str = "log_ap") -> Callable[[], Loss]:
+    """mAP and pooled AP with automatic reach and margin, beside BCE or (None) alone."""
 
     def make() -> Loss:
-        module = rankgrad.ClassRankingLoss(form="log_ap", margin="auto", memory=memory)
+        module = rankgrad.ClassRankingLoss(form=form, margin="auto", memory=memory)
 
         def loss(logits: Tensor, relevance: Tensor, mask: Tensor) -> Tensor:
             module.memory.follow(logits.device)
@@ -103,8 +103,13 @@ ROWS: dict[str, dict[str, Callable[[], Loss]]] = {
     "BCE": {"": lambda: binary_cross_entropy},
     "focal": {"gamma 1": lambda: focal(1), "gamma 2": lambda: focal(2)},
     "asymmetric": {"gamma 2": lambda: asymmetric(2), "gamma 4": lambda: asymmetric(4)},
-    "BCE + ranking": {"0.3, memory 7": ranking(0.3, 7), "1, memory 7": ranking(1.0, 7)},
-    "ranking alone": {"memory 7": ranking(None, 7), "memory 30": ranking(None, 30)},
+    "BCE + ranking": {
+        "0.3 log_ap, memory 7": ranking(0.3, 7),
+        "1 log_ap, memory 7": ranking(1.0, 7),
+        "1 ap, memory 7": ranking(1.0, 7, "ap"),
+        "1 ap, memory 30": ranking(1.0, 30, "ap"),
+    },
+    "ranking alone": {"log_ap, memory 7": ranking(None, 7), "log_ap, memory 30": ranking(None, 30)},
 }
 
 
