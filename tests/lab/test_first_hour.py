@@ -44,9 +44,10 @@ def test_a_detector_says_what_it_trains_on(tmp_path, capsys):
         "device=cpu",
         f"data.root={root}",
     ]
-    folder, _ = run.run("voc", settings, out=str(tmp_path / "run"))
+    folder, _ = run.run("voc", [*settings, "evaluate_first=true"], out=str(tmp_path / "run"))
     assert "trains on 8 images with " in capsys.readouterr().out
-    assert "trains on 8 images with " in (folder / "report.html").read_text()
+    report = (folder / "report.html").read_text()
+    assert "trains on 8 images with " in report and "this run, before training<" in report
 
 
 @pytest.mark.parametrize("recipe", ["folder", "voc"])

@@ -282,13 +282,13 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
             cells.append([name, "", value, *[None] * (len(told) - 1)])
     for folder in (*beside, run):
         result = read_json_if_there(folder / "result.json", Result) or Result()
-        for which, label in (("best", "best evaluation"), ("last", "last epoch")):
-            row = getattr(result, which)
+        rows = {"before training": result.first, "best evaluation": result.best, "last epoch": result.last}
+        for label, row in rows.items():
             for scores in ("softmax", "odds", "logits"):
                 if row and f"AP50 {scores}" in row:
                     own += [len(cells)] if folder == run else []
                     whose = "this run" if folder == run else _called(folder)
-                    name = f"{whose}, {label} (epoch {row['epoch']:.0f})"
+                    name = f"{whose}, {label}" + (f" (epoch {row['epoch']:.0f})" if row["epoch"] else "")
                     cells.append([name, scores, *(row.get(f"{m} {scores}") for m in told)])
     note = (
         "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points; AP75 at IoU "

@@ -26,6 +26,7 @@ th, td { text-align: right; padding: 3px 12px; border-bottom: 1px solid var(--li
 th:first-child, td:first-child { text-align: left; } thead th { color: var(--soft); font-weight: 600; }
 tr.own td { font-weight: 700; background: #eef6f0; } .wide { overflow-x: auto; }
 .charts { display: flex; flex-wrap: wrap; gap: 18px; }
+section > svg, .charts svg { max-width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 .machine td { text-align: left; }
 .settings td { font-family: ui-monospace, monospace; font-size: 12.5px; text-align: left; }
