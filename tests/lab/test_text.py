@@ -209,7 +209,7 @@ def test_files_that_are_none(tmp_path, model):
     (tmp_path / "a.xlsx").write_text("")
     for name, message in (
         ("a.csv", "is not UTF-8"),
-        ("a.jsonl", "line 2: expected JSON"),
+        ("a.jsonl", "line 2: invalid JSON"),
         ("a.xlsx", "expected a file named .csv or .tsv or .jsonl"),
         ("none.csv", "found no file"),
     ):
