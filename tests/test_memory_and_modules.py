@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import rankgrad
 from rankgrad.detection import RegionLoss
+from rankgrad.losses import proxy_ranking
 from rankgrad.pairs import unit_length
 
 import oracles
@@ -382,6 +383,17 @@ def test_labels_of_no_class(compiled, wrong):
     labels[5] = wrong
     with pytest.raises(ValueError, match=rf"labels: expected 0 to 3 \(num_classes - 1\), received {wrong}"):
         run(embeddings, labels)
+
+
+def test_a_label_of_no_class_leaves_no_gradient_that_looks_sound(monkeypatch):
+    """What a GPU does, where asking would wait for the device: its answer is NaN, and so is all that follows."""
+    monkeypatch.setattr(proxy_ranking, "unknown_labels", lambda labels, classes: torch.tensor(torch.nan))
+    loss = rankgrad.ProxyRankingLoss(4, 6)
+    embeddings, labels = batch(dtype=torch.float32)
+    x = embeddings.requires_grad_()
+    value = loss(x, labels)
+    value.backward()
+    assert value.isnan() and x.grad.isnan().all() and loss.proxies.grad.isnan().any()
 
 
 def test_ties_of_the_pooled_list_go_by_item():

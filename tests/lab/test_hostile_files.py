@@ -179,8 +179,9 @@ def test_all_of_a_jpeg_counts_whatever_fraction_is_read(tmp_path, monkeypatch, o
             return super().of(size)
 
     monkeypatch.setattr(decoding, "BUDGET", Asked(2**40))
-    decoding.upright(tmp_path / "a.jpg", lambda *size: (50, 50), lambda image: None)
+    found = decoding.upright(tmp_path / "a.jpg", lambda *size: (50, 50), lambda image: image.size)
     assert asked == [side * side * (8 if kind == "JPEG" else 16)]
+    assert found == ((50, 50) if kind == "JPEG" else (side, side))  # an eighth of it is read
 
 
 @pytest.mark.parametrize("cache", ["ram", "none"])
@@ -256,13 +257,14 @@ def test_sorters_of_another_kind(tmp_path):
         ("batch.size=9999999999", "batch.size: input should be less than or equal to 1048576"),
         ("resize=100000", "view.resize: input should be less than or equal to 4096"),
         ("seed=9223372036854775807", "seed: input should be less than or equal to 46116860"),
-        ("lr=1e300", "a number in the settings is too large for the network's precision"),
+        ("lr=1e300", "optim.lr: input should be less than or equal to 1000000000000"),
+        ("loss=recall loss.margin=1e39", "a setting of the loss (margin: expected a number up to 3.4e+38"),
         ("device=meta", "device: unknown value 'meta', say auto, cpu or cuda"),
         ("device=mps", "device: unknown value 'mps', say auto, cpu or cuda"),
     ],
 )
 def test_absurd_settings(tmp_path, setting, message):
-    assert message in told("train", "digits", "evaluate_first=false", setting, "--out", tmp_path / "a")
+    assert message in told("train", "digits", "evaluate_first=false", *setting.split(), "--out", tmp_path / "a")
 
 
 def test_homes_that_are_not_there(tmp_path):
@@ -274,6 +276,7 @@ def test_what_errors_of_torch_mean():
         (lambda: torch.empty(2**60), "out of memory; .*batch.size.*model"),
         (lambda: torch.empty(2**62, 2**62), "out of memory"),
         (lambda: [None] * 2**60, "out of memory"),
+        (lambda: torch.zeros(1).add_(1, alpha=1e300), "too large for the network's precision"),
     ):
         with pytest.raises((RuntimeError, MemoryError)) as caught:
             make()

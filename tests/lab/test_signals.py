@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -167,8 +168,8 @@ def test_a_second_interrupt_stops_at_once(tmp_path, monkeypatch):
     assert calls == [0] and not (tmp_path / "a" / "state.pt").exists()
 
 
-def test_two_processes_stop_together(tmp_path):
-    """SIGTERM to torchrun, as Slurm sends it: both processes end after the same step, saved, exact to continue."""
+def two_processes(tmp_path, act):
+    """Run torchrun until some steps are done, ``act`` on it, and wait: its status and the seconds that it took."""
     settings = ["epochs=30", "save_minutes=1000", "evaluate_first=false", "device=cpu", "batch.size=40"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += ["-m", "rankgrad", "train", "digits", *settings, "--out", str(tmp_path / "a")]
@@ -177,7 +178,7 @@ def test_two_processes_stop_together(tmp_path):
         deadline = time.monotonic() + 200
         while process.poll() is None and time.monotonic() < deadline:
             if len(log.read_table(tmp_path / "a" / "steps.csv")) >= 3:
-                process.send_signal(signal.SIGTERM)
+                act(process)
                 break
             time.sleep(0.05)
         begin = time.monotonic()
@@ -185,8 +186,31 @@ def test_two_processes_stop_together(tmp_path):
             process.wait(60)
         finally:
             process.kill()
-    assert time.monotonic() - begin < 30  # torchrun kills after 30 s
+    return process, time.monotonic() - begin
+
+
+def test_two_processes_stop_together(tmp_path):
+    """SIGTERM to torchrun, as Slurm sends it: both processes end after the same step, saved, exact to continue."""
+    process, seconds = two_processes(tmp_path, lambda torchrun: torchrun.send_signal(signal.SIGTERM))
+    assert seconds < 30  # torchrun kills after 30 s
     steps = len(rows(tmp_path / "a"))
     assert 3 <= steps < 30 * 22, (tmp_path / "said").read_text()
     assert checkpoint.load_state(tmp_path / "a" / "state.pt")["step"] == steps
     assert process.returncode != 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_one_of_two_processes_is_killed(tmp_path, rank):
+    """The other one ends within seconds, with a line and without a traceback. (torchrun adds its own summary.)"""
+
+    def kill(torchrun):
+        for child in Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split():
+            if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():
+                os.kill(int(child), signal.SIGKILL)
+
+    process, seconds = two_processes(tmp_path, kill)
+    said = (tmp_path / "said").read_text()
+    assert process.returncode == 1 and seconds < 20, said
+    assert "rankgrad: another process of this run has ended, so this one ends too" in said
+    assert "rankgrad/lab" not in said  # no line of a traceback of ours

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> Any:
             sys.exit(message)
         print(message, file=sys.stderr)
         sys.exit(status)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ValueError) as error:
         told = in_a_line(error)
         if told is None:
             raise

@@ -53,6 +53,7 @@ _MEANINGS = {
         "continues from the last checkpoint"
     ),
     r"without overflow": "a number in the settings is too large for the network's precision",
+    r"^(lam|window|margin|weight|memory|threshold|pairs): expected": "a setting of the loss",
     r"determine home directory": "a path begins with ~ and the name of a user who is not known here",
     r"can't start new thread": "the system starts no more threads; data.workers says how many decode images",
 }
