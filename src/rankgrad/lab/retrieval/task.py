@@ -19,7 +19,7 @@ from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
 
-#: Fewer steps in a whole run are told.
+#: A run of fewer steps in all is reported.
 FEW_STEPS = 50
 #: A rate for networks that start from scratch.
 SCRATCH_LR = 1e-3
