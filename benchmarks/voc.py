@@ -75,6 +75,7 @@ ROWS |= {
     "boxes: CE + log_ap, smooth L1": ranking(more="score_threshold=0.01"),
     "boxes: CE + log_ap, GIoU": ranking(more=GIOU),
     "boxes: CE + log_ap, GIoU, RPN ranked": ranking(more=f"{GIOU} rpn=ranking"),
+    "boxes: CE + log_ap, GIoU, RPN ranked 0.3": ranking(more=f"{GIOU} rpn=ranking rpn_weight=0.3"),
     "boxes: CE + log_ap + order 0.1, GIoU": ranking(more=f"loss.order_weight=0.1 {GIOU}"),
     "boxes: CE + log_ap + order 0.3, GIoU": ranking(more=f"loss.order_weight=0.3 {GIOU}"),
     "boxes: CE + log_ap over thresholds, GIoU": ranking(more=f"{OVER} {GIOU}"),

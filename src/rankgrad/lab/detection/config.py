@@ -73,7 +73,7 @@ class Boxes(Section):
     name: Literal["smooth_l1", "giou"] = "smooth_l1"  # on encoded boxes as in torchvision, or on decoded boxes
     box_weight: Positive = 1.0  # weight of this loss; mmdetection gives GIoU 10
     by_score: bool = False  # for giou: weigh regions by their (detached) class score
-    balanced: bool = False  # rescale it in each step to the value of the classifier's loss
+    balanced: bool = False  # rescaled in each step to the size of the classifier's loss, 1 - exp(-loss)
 
     @model_validator(mode="after")
     def _fit(self) -> Boxes:

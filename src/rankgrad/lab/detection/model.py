@@ -113,8 +113,12 @@ class Detector(FasterRCNN):  # type: ignore[misc]
 
 
 def balanced(loss: Tensor, beside: Tensor) -> Tensor:
-    """A loss rescaled to the value of the one beside it, with its own gradient's direction; 0 stays 0."""
-    return loss * (beside.detach() / loss.detach().clamp(min=1e-12))
+    """A loss rescaled to the size of the one beside it, with its own gradient's direction; 0 stays 0.
+
+    Size is ``1 - exp(-value)``, the value itself where it is small: a ranking loss in its log form, or cross
+    entropy, is 5 and more in the first steps, and boxes should not get that many times their usual gradient.
+    """
+    return loss * (-torch.expm1(-beside.detach()) / loss.detach().clamp(min=1e-12))
 
 
 def _resnet(name: str, pretrained: bool) -> resnet.ResNet:
