@@ -110,7 +110,7 @@ def test_long_lists_by_window(compiled):
         evaluate((1, 1, 100_003), "ap", reach="window")
     evaluate((2, 1, 100_000), "tables", dtype=torch.float16, masked=True, **shares(2))
     evaluate((1, 1, 100_003), "log", reach="window", with_gradient=False, max_relevant=100)
-    assert {"sum_units", "offset_units", "pull"} <= set(compiled)
+    assert {"sum_units", "offset_units", "settle"} <= set(compiled)
     assert compiled.count("sort_by_merging") == 2
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankgrad.engine.launching import Launcher, Plan
 from rankgrad.engine.request import Answer, Request
-from rankgrad.engine.triton_arguments import Arguments
+from rankgrad.engine.triton_arguments import Arguments, Evaluation
 
 _BLOCK = 1024
 
@@ -26,7 +26,7 @@ def _plan(*key: Any) -> Plan:
     return Plan()
 
 
-class _Evaluation:
+class _Evaluation(Evaluation):
     """One evaluation over dense lists, ``[calls, lists, n]``."""
 
     def __init__(self, request: Request) -> None:
@@ -132,9 +132,4 @@ def evaluate(request: Request) -> Answer:
     run = _Evaluation(request)
     run.sort()
     run.move()
-    if request.with_gradient:
-        if request.by_window:
-            run.by_window()
-        else:
-            run.by_lambda()
-    return run.given.answer()
+    return run.answer()

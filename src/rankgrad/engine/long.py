@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rankgrad.engine.launching import Launcher, Plan, programs
 from rankgrad.engine.request import Answer, Request
-from rankgrad.engine.triton_arguments import Arguments, room_for_gradient
+from rankgrad.engine.triton_arguments import Arguments, Evaluation, room_for_gradient
 
 _CHUNKS, _TERMS_BLOCK = 256, 512
 _SORT_BLOCK, _MERGE_PIECE = 1024, 512
@@ -70,7 +70,7 @@ def _plan(device: torch.device, calls: int, per_call: int, n: int, slots: int, *
     return _Plan(device, calls * per_call, n, slots)
 
 
-class _Evaluation:
+class _Evaluation(Evaluation):
     """One evaluation over few long lists, ``[calls, lists, n]``."""
 
     def __init__(self, request: Request, gradient: Tensor | None = None) -> None:
@@ -180,17 +180,13 @@ class _Evaluation:
 
     def by_lambda(self) -> None:
         """Sort and stream the moved words: how far every rank moves."""
-        plan = self.plan
         self.sort(again=True)
         self.place(again=True)
-        self.launch(
-            self.slotwise.settle, (plan.rows, _CHUNKS), plan.words, plan.totals, plan.chunk_sums, self.state,
-            self.given.changes, plan.n, plan.slots, CHUNKS=_CHUNKS, BLOCK=_TERMS_BLOCK, warps=8,
-        )  # fmt: skip
+        self._settle()
 
     def by_window(self) -> None:
         """Sum up the slopes and stream against the risen scores, which are in order: the gradient."""
-        given, plan = self.given, self.plan
+        plan = self.plan
         grid = (plan.rows, _CHUNKS)
         sizes: dict[str, Any] = {"CHUNKS": _CHUNKS, "BLOCK": _TERMS_BLOCK}
         self.launch(
@@ -202,9 +198,16 @@ class _Evaluation:
             self.slotwise.offset_units, grid, plan.loose, plan.unit_sums, self.state, plan.slots, **sizes, warps=8
         )
         self.place(again=True)
+        self._settle()
+
+    def _settle(self) -> None:
+        """The relevant items' own part."""
+        given, plan = self.given, self.plan
         self.launch(
-            self.slotwise.pull, grid, plan.words, plan.totals, plan.chunk_sums, self.state, given.tables,
-            given.changes, plan.n, plan.slots, given.n_tables, FORM=given.form, **sizes, warps=8,
+            self.slotwise.settle, (plan.rows, _CHUNKS), plan.words, plan.totals, plan.chunk_sums, self.state,
+            given.tables, given.changes, plan.n, plan.slots, given.n_tables,
+            FORM=given.form if given.by_window else 0, WINDOW=given.by_window, CHUNKS=_CHUNKS,
+            BLOCK=_TERMS_BLOCK, warps=8,
         )  # fmt: skip
 
 
@@ -230,12 +233,7 @@ def _at_once(request: Request, gradient: Tensor | None = None) -> Answer:
     run.place(again=False)
     run.terms(run.given.form)
     run.sum_losses()
-    if request.with_gradient:
-        if request.by_window:
-            run.by_window()
-        else:
-            run.by_lambda()
-    return run.given.answer()
+    return run.answer()
 
 
 def _in_turn(request: Request, slots: int) -> Answer:

@@ -78,3 +78,26 @@ class Arguments:
     def answer(self) -> Answer:
         """What the kernels have written."""
         return Answer(self.losses, self.gradient, self.divisor, self.lists)
+
+
+class Evaluation:
+    """One evaluation of a request: what a regime has launched before it comes to the gradient."""
+
+    given: Arguments
+
+    def by_lambda(self) -> None:
+        """How far every rank moves, into the gradient."""
+        raise NotImplementedError
+
+    def by_window(self) -> None:
+        """Sums of slopes, into the gradient."""
+        raise NotImplementedError
+
+    def answer(self) -> Answer:
+        """The gradient, if it is wanted, and all that the kernels have written."""
+        if self.given.with_gradient:
+            if self.given.by_window:
+                self.by_window()
+            else:
+                self.by_lambda()
+        return self.given.answer()

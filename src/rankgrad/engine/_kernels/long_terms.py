@@ -142,27 +142,6 @@ def sum_losses(partial, losses, CHUNKS: tl.constexpr):
     tl.store(losses + row, tl.sum(tl.load(partial + row * CHUNKS + tl.arange(0, CHUNKS))))
 
 
-# --------------------------------------------------------------------------------------- by lambda
-
-
-@triton.jit
-def settle(words, totals, chunk_sums, state, changes, n, slots, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """The relevant items' rank changes: their new rank minus the old one that stands in its place."""
-    row = tl.program_id(0).to(tl.int64)
-    p = tl.minimum(tl.load(state + row * STATE), slots)
-    low, high, first = _stretch(p, CHUNKS, BLOCK)
-    total = _sum_before(chunk_sums, row, first, CHUNKS)
-    for start in range(low, high, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        inside = slot < high
-        count = tl.load(totals + row * (slots + 1) + slot, mask=inside, other=0)
-        above = total + tl.cumsum(count, 0)
-        total += tl.sum(count)
-        inside = inside & (slot < p)
-        at = changes + row * n + index_of(tl.load(words + row * slots + slot, mask=inside, other=0))
-        tl.store(at, slot + 1 + above - tl.load(at, mask=inside, other=0), mask=inside)
-
-
 # --------------------------------------------------------------------------------------- by window
 
 
@@ -202,12 +181,19 @@ def offset_units(loose, unit_sums, state, slots, CHUNKS: tl.constexpr, BLOCK: tl
             tl.store(at, tl.load(at, mask=inside, other=0) + before, mask=inside)
 
 
+# ------------------------------------------------------------------------------------ after the move
+
+
 @triton.jit(do_not_specialize=["n_tables"])
-def pull(
+def settle(
     words, totals, chunk_sums, state, tables, changes, n, slots, n_tables,
-    FORM: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    FORM: tl.constexpr, WINDOW: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The relevant items' gradient: slope times the irrelevant items that stand above it before but not after."""
+    """The relevant items' own part, in place of what ``terms`` has left there.
+
+    By lambda their rank changes: the new rank minus the old one. By window their gradient: slope times the irrelevant
+    items that stand above before but not after.
+    """
     row = tl.program_id(0).to(tl.int64)
     p = tl.minimum(tl.load(state + row * STATE), slots)
     low, high, first = _stretch(p, CHUNKS, BLOCK)
@@ -220,6 +206,10 @@ def pull(
         total += tl.sum(count)
         inside = inside & (slot < p)
         at = changes + row * n + index_of(tl.load(words + row * slots + slot, mask=inside, other=0))
-        above = tl.load(at, mask=inside, other=0).to(tl.int64) & 0xFFFFFFFF
-        _, slope = window_terms(FORM, tables, n_tables, above, slot + 1, inside)
-        tl.store(at, pulled(slope, above - after, p.to(tl.float64)), mask=inside)
+        left = tl.load(at, mask=inside, other=0)
+        if WINDOW:
+            above = left.to(tl.int64) & 0xFFFFFFFF
+            _, slope = window_terms(FORM, tables, n_tables, above, slot + 1, inside)
+            tl.store(at, pulled(slope, above - after, p.to(tl.float64)), mask=inside)
+        else:
+            tl.store(at, slot + 1 + after - left, mask=inside)
