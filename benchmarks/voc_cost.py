@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +46,9 @@ CASES = (
 #: How many parts of a measurement are compared with each other.
 STRETCHES = 10
 #: Cross entropy twice: what the second takes more than the first is the noise of the differences.
-LOSSES = ("cross entropy", "cross entropy again", "ranking")
+LOSSES = ("cross entropy", "cross entropy again", "ranking", "ranking by boxes")
+#: In the recipes' detector alone: the objectness of all anchors is ranked too.
+RPN_RANKED = "ranking, RPN ranked"
 
 
 def _milliseconds(run: Callable[[], object], device: torch.device) -> float:
@@ -95,9 +97,16 @@ class _Training:
         # fewer stay apart, and few overlap an object: so they may overlap each other, and a small overlap counts.
         network.rpn.nms_thresh = 0.98
         network.roi_heads.proposal_matcher = Matcher(0.015, 0.015, allow_low_quality_matches=False)
-        self.heads = {False: type(network.roi_heads)}
-        use_ranking_loss(self.network, memory=MEMORY)
-        self.heads[True] = type(network.roi_heads)
+        self.names = LOSSES if case.stock else (*LOSSES, RPN_RANKED)
+        # what the heads of each loss have that others have not: their class, and the loss with its memory
+        self.heads: dict[str, tuple[type, dict[str, Any]]] = dict.fromkeys(
+            LOSSES[:2], (type(network.roi_heads), {})
+        )
+        for name, options in zip(LOSSES[2:], ({}, {"thresholds": "weighed", "order_weight": 0.2}), strict=True):
+            use_ranking_loss(self.network, memory=MEMORY, **options)
+            self.heads[name] = type(network.roi_heads), dict(vars(network.roi_heads))
+        self.heads[RPN_RANKED] = self.heads["ranking"]
+        self._use("ranking")
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         # so small a rate that the weights stay: the same regions are proposed in every step
         self.optimizer = optim.make_optimizer([{"params": trained}], Optim(name="sgd", lr=1e-12))
@@ -120,16 +129,23 @@ class _Training:
 
     def regions(self) -> str:
         """How many regions were sampled, and how many of them foreground, in the batches of the memory."""
-        self.network.roi_heads.__class__ = self.heads[True]
+        self._use("ranking")
         _, relevant, there = ranking_loss(self.network).ranking.memory.candidates()
         regions, foreground = int(there.any(1).sum()), int(relevant.any(1).sum())
         return f"{regions / MEMORY / IMAGES:.0f} regions an image, {100 * foreground / regions:.0f} % foreground"
 
     def step(self, loss: str, number: int) -> float:
         """Forward, backward and update; milliseconds."""
-        self.network.roi_heads.__class__ = self.heads[loss == "ranking"]
+        self._use(loss)
         torch.manual_seed(number)
         return _milliseconds(self._step, self.device)
+
+    def _use(self, loss: str) -> None:
+        kind, held = self.heads[loss]
+        self.network.roi_heads.__class__ = kind
+        vars(self.network.roi_heads).update(held)
+        if not self.case.stock:
+            self.network.rpn.ranking_weight = 1.0 if loss == RPN_RANKED else None
 
     def _step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -141,12 +157,12 @@ class _Training:
 
 def _steps(training: _Training, times: int) -> dict[str, list[float]]:
     """Times of steps with each loss in turns, with the same random regions."""
-    found: dict[str, list[float]] = {name: [] for name in LOSSES}
+    found: dict[str, list[float]] = {name: [] for name in training.names}
     gc.collect()
     gc.freeze()  # what is allocated now stays: a collection in the middle of a step has little to visit
     try:
         for number in range(MEMORY + 8 + times):
-            for name in LOSSES if number % 2 else reversed(LOSSES):
+            for name in training.names if number % 2 else reversed(training.names):
                 took = training.step(name, number)
                 if number >= MEMORY + 8:  # the memory is full, and the loss recorded
                     found[name].append(took)
@@ -227,7 +243,7 @@ def measure(cases: Sequence[Case] = CASES) -> str:
     for case in cases:
         training = _Training(case, device)
         steps = _steps(training, case.times)
-        kernels = {name: _kernels(training, name) for name in LOSSES} if device.type == "cuda" else {}
+        kernels = {name: _kernels(training, name) for name in training.names} if device.type == "cuda" else {}
         maker = "torchvision's" if case.stock else "the recipes'"
         of = f"{maker} {case.backbone}, {training.regions()}, {case.times} steps"
         for name in steps:

@@ -570,8 +570,8 @@ def test_what_the_loss_costs(monkeypatch):
     monkeypatch.setattr(voc_cost, "IMAGES", 1)
     monkeypatch.setattr(voc_cost, "REGIONS", 32)
     monkeypatch.setattr(voc_cost, "MEMORY", 1)
-    ours = voc_cost.Subject("tiny", (64, 64), stock=False, times=2)
-    stock = voc_cost.Subject("resnet18", (64, 96), stock=True, times=2)
+    ours = voc_cost.Case("tiny", (64, 64), stock=False, times=2)
+    stock = voc_cost.Case("resnet18", (64, 96), stock=True, times=2)
     text = voc_cost.measure((ours, stock))
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")
@@ -580,7 +580,8 @@ def test_what_the_loss_costs(monkeypatch):
         found = [row for row in rows if len(row) == 7 and row[1] == canvas]
         assert {row[0] for row in found} == {f"{maker}, 32 regions an image, 25 % foreground, 2 steps"}
         steps = {loss: cells for _, _, loss, *cells in found}
-        assert list(steps) == ["cross entropy", "cross entropy again", "ranking"]
+        more = [] if "torchvision" in maker else ["ranking, RPN ranked"]
+        assert list(steps) == ["cross entropy", "cross entropy again", "ranking", "ranking by boxes", *more]
         before, *empty = steps.pop("cross entropy")
         assert not any(empty)  # on a CPU there are no kernels either
         for after, more, *_ in steps.values():
@@ -591,10 +592,27 @@ def test_what_the_loss_costs(monkeypatch):
     assert all(took > 0 for took in alone.values())
 
 
+def test_each_cost_is_that_of_its_loss(monkeypatch):
+    """The losses of a step change with its name, and are the same when their turn comes again."""
+    monkeypatch.setattr(voc_cost, "IMAGES", 1)
+    monkeypatch.setattr(voc_cost, "REGIONS", 32)
+    monkeypatch.setattr(voc_cost, "MEMORY", 0)
+    training = voc_cost._Training(voc_cost.Case("tiny", (64, 64), stock=False, times=1), torch.device("cpu"))
+    found = {}
+    for name in (*training.names, *training.names):
+        training._use(name)
+        torch.manual_seed(0)
+        losses = [float(training.losses()[part].detach()) for part in ("loss_classifier", "loss_objectness")]
+        assert found.setdefault(name, losses) == losses
+    plain, again, ranked, by_boxes, with_rpn = found.values()
+    assert plain == again and len({losses[0] for losses in found.values()}) == 3
+    assert ranked[1] == by_boxes[1] == plain[1] != with_rpn[1] and with_rpn[0] == ranked[0]
+
+
 def test_regions_that_do_not_exist_are_not_counted(monkeypatch):
     monkeypatch.setattr(voc_cost, "IMAGES", 2)
     monkeypatch.setattr(voc_cost, "MEMORY", 1)
-    subject = voc_cost.Subject("tiny", (64, 64), stock=False, times=1)
+    subject = voc_cost.Case("tiny", (64, 64), stock=False, times=1)
     training = voc_cost._Training(subject, torch.device("cpu"))
     relevance = torch.eye(20).bool()[:8]
     relevance[2:] = False
