@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -193,6 +194,12 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["state.pt"]
 
 
+def test_a_place_that_is_no_file(tmp_path):
+    for path, message in ((Path("/"), "expected the name of a file"), (tmp_path, "cannot be written")):
+        with pytest.raises(UserError, match=message):
+            checkpoint.write_text(path, "")
+
+
 def test_parts_of_killed_runs_are_removed(tmp_path):
     (tmp_path / "a").mkdir()
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -281,6 +288,16 @@ def test_states_of_another_kind(copied, state):
     checkpoint.save_state(copied / "state.pt", state)
     message = told("train", copied, "--resume")
     assert f"{copied}/state.pt" in message and "\n" not in message
+
+
+WRONG = [({"step": -1}, "step"), ({"step": "x"}, "step"), ({"result": {"last": {"a": 1}}}, "result.last")]
+
+
+@pytest.mark.parametrize(("change", "place"), WRONG)
+def test_a_state_with_a_wrong_value_is_told_with_its_place(copied, change, place):
+    """The weights of this one fit."""
+    checkpoint.save_state(copied / "state.pt", checkpoint.load_state(copied / "state.pt") | change)
+    assert f"{copied}/state.pt: {place}: " in told("train", copied, "--resume")
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04", b"x" * 5000])

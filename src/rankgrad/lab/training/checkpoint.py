@@ -36,6 +36,8 @@ def _atomically(path: Path, content: bytes | memoryview, before: Callable[[], ob
 
     ``before`` is called when the new file is safe on the disk and not yet in its place.
     """
+    if not path.name:
+        raise UserError(f"{path}: expected the name of a file")
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
