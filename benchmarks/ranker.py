@@ -37,20 +37,22 @@ from rankgrad.losses import average_precision_loss
 
 FILES = 5
 METRICS = ("NDCG@10", "MAP", "MRR")
-#: A linear model and a network, each at a rate that suits it.
-NETWORKS = ("hidden=[] lr=1e-2", "hidden=[64,32] lr=1e-3")
+#: A linear model and a network, at rates that suit them.
+NETWORKS = ("hidden=[] lr=1e-2", "hidden=[] lr=3e-2", "hidden=[64,32] lr=1e-3")
 
+#: The one number of each loss that has the unit of a score, by factors of two; the same many for all.
+_SCALES = (0.5, 1, 2, 4)
 #: Row -> its settings to choose from; each is tried with every network.
 ROWS: dict[str, list[str]] = {
     "ap, automatic": ["loss=ap loss.margin=auto"],
-    "ap, hand-chosen": [f"loss=ap loss.window={w} loss.margin={m}" for w, m in ((1, 1), (2, 1))],
+    "ap, by window": [f"loss=ap loss.window={w} loss.margin={w / 2}" for w in _SCALES],
     "ndcg, automatic": ["loss=ndcg loss.margin=auto loss.gain=exponential"],
-    "ndcg, hand-chosen": ["loss=ndcg loss.window=2 loss.margin=1 loss.gain=exponential"],
+    "ndcg, by window": [f"loss=ndcg loss.gain=exponential loss.window={w} loss.margin={w / 2}" for w in _SCALES],
     "recall, automatic": ["loss=recall loss.margin=auto"],
-    "LambdaRank": ["loss=lambdarank", "loss=lambdarank loss.k=10"],
+    "LambdaRank": [f"loss=lambdarank loss.sigma={1 / w}" for w in _SCALES],
     "ListNet": ["loss=listnet"],
-    "RankNet": ["loss=ranknet"],
-    "ApproxNDCG": [f"loss=approxndcg loss.temperature={t}" for t in (0.1, 1)],
+    "RankNet": [f"loss=ranknet loss.sigma={1 / w}" for w in _SCALES],
+    "ApproxNDCG": [f"loss=approxndcg loss.temperature={w / 4}" for w in _SCALES],
 }
 #: The same for trees: arguments of LightGBM.
 _TREES = [{"num_leaves": n, "min_data_in_leaf": m, "learning_rate": 0.05} for n in (7, 15, 31) for m in (20, 100)]
