@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rankgrad.lab.training.errors import UserError
 
-Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e20, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e20, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Width = Annotated[int, Field(ge=1, le=2**16)]  # of a layer
 Side = Annotated[int, Field(ge=1, le=2**12)]  # of an image, in pixels
