@@ -133,18 +133,28 @@ def test_order_of_the_foreground_in_loops():
     odds = (logits[:, 1:] - logits[:, :1]).detach().numpy()
     rows = {c: [i for i in range(len(labels)) if labels[i] == c and mask[i]] for c in range(1, CLASSES + 1)}
     assert [len(rows[c]) >= 2 for c in rows] == [True, True, False, False]
-    own = np.concatenate([odds[rows[c], c - 1] for c in rows])
-    window = oracles.spread(own)  # the automatic reach: once the spread of what is ranked
     total, slopes, lists = 0.0, np.zeros_like(odds), 2
     for c in (1, 2):
         scores, n = odds[rows[c], c - 1], len(rows[c])
         wanted = np.asarray(oracles.ranks(overlap[rows[c]].numpy()))
         distance = np.asarray(oracles.ranks(scores)) - wanted
         total += 6 * float((distance**2).sum()) / (n * (n * n - 1)) / lists
-        found = oracles.windowed_rank_gradient(scores, 12 * distance / (n * (n * n - 1)), window, lists)
+        found = oracles.windowed_rank_gradient(scores, 12 * distance / (n * (n * n - 1)), 1.0, lists)
         slopes[rows[c], c - 1] = found
     assert float((value - without).detach()) == pytest.approx(0.3 * total, rel=1e-9)
     torch.testing.assert_close(gradient[:, 1:], 0.3 * torch.from_numpy(slopes), rtol=1e-6, atol=1e-9)
+
+
+def test_the_order_of_a_new_head_has_no_huge_gradient():
+    """Its scores hardly differ: a reach taken from their spread would make the gradient grow with 1 / spread."""
+    logits, labels, overlap = case(200)
+    small = (0.01 * logits.detach()).requires_grad_()
+    found = []
+    for scores in (small, logits):
+        without = RegionLoss(memory=0)(scores, labels)
+        value = RegionLoss(order_weight=1, memory=0)(scores, labels, None, overlap) - without
+        found.append(float(torch.autograd.grad(value, scores)[0].abs().sum()))
+    assert 0 < found[0] < 10 * found[1]  # by the spread: 100 times
 
 
 def test_the_right_order_costs_nothing():
