@@ -24,7 +24,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rankgrad.lab import recipes
@@ -33,7 +32,6 @@ from rankgrad.lab.ranker.task import RankerTask, figures, read
 from rankgrad.lab.training import machine, optim
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.loop import seed_step
-from rankgrad.losses import average_precision_loss
 
 FILES = 5
 METRICS = ("NDCG@10", "MAP", "MRR")
@@ -114,27 +112,11 @@ def train_network(settings: str, fold: Path, seed: int) -> dict[str, Any]:
     return {"epoch": best["epoch"], **{name: as_letor(best[name], part) for name, part in parts.items()}}
 
 
-def ap_objective(window: float = 1.0, margin: float = 0.5) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Our gradient as an objective of LightGBM; see examples/lightgbm_objective.py."""
-
-    def objective(predictions: Any, dataset: Any) -> tuple[Any, Any]:
-        scores = torch.tensor(predictions, requires_grad=True)
-        sizes = torch.from_numpy(np.asarray(dataset.get_group(), dtype=np.int64))
-        groups = torch.arange(len(sizes)).repeat_interleave(sizes)
-        spread = max(float(scores.detach().std()), 1e-3)
-        relevance = torch.from_numpy(dataset.get_label() > 0)
-        loss = average_precision_loss(
-            scores, relevance, groups=groups, window=window * spread, margin=margin * spread, reduction="sum"
-        )
-        (gradient,) = torch.autograd.grad(loss, scores)
-        return gradient.numpy(), np.ones(len(scores))
-
-    return objective
-
-
 def train_trees(settings: dict[str, Any], fold: Path, seed: int) -> dict[str, Any]:
     """The same for LightGBM: the number of trees that is best by validation NDCG@10."""
     import lightgbm
+
+    from examples.lightgbm_objective import average_precision
 
     _, config = recipes.load("ranker", [f"data.root={fold}"])
     split = read(config.data)
@@ -143,7 +125,7 @@ def train_trees(settings: dict[str, Any], fold: Path, seed: int) -> dict[str, An
         name: lightgbm.Dataset(q.features.numpy(), q.grades.numpy(), group=q.sizes.numpy(), free_raw_data=False)
         for name, q in parts.items()
     }
-    settings = {**settings, "objective": ap_objective() if settings["objective"] == "ap" else "lambdarank"}
+    settings = {**settings, "objective": average_precision if settings["objective"] == "ap" else "lambdarank"}
     settings |= {"metric": "ndcg", "eval_at": [10], "num_threads": 1, "verbosity": -1, "seed": seed}
     settings |= {"bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.8}
     stop = lightgbm.early_stopping(50, verbose=False)

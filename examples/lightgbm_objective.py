@@ -3,13 +3,13 @@
     python examples/lightgbm_objective.py            (needs lightgbm: pip install 'rankgrad[ranker]')
 
 LightGBM takes from an objective the gradient and the second derivative at each item's score. The gradient is that
-of `rankgrad.average_precision_loss`, summed over queries; the second derivative is taken as 1, so that a tree's
-leaf is the mean gradient of its items.
+of `rankgrad.average_precision_loss` with its automatic reach, summed over queries. A loss of ranks has no second
+derivative of its own; |gradient| / window stands for it, so that a leaf moves its items by a share of the window,
+and by all of it where they are all to move the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import lightgbm
@@ -28,28 +28,16 @@ def queries(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return features, np.digitize(useful, [1.5, 2.5]), sizes
 
 
-def average_precision_objective(
-    *, window: float = 1.0, margin: float = 0.5
-) -> Callable[[np.ndarray, lightgbm.Dataset], tuple[np.ndarray, np.ndarray]]:
-    """An objective for `lightgbm.train`; window and margin in standard deviations of the scores."""
-
-    def objective(predictions: np.ndarray, dataset: lightgbm.Dataset) -> tuple[np.ndarray, np.ndarray]:
-        scores = torch.tensor(predictions, requires_grad=True)
-        sizes = torch.tensor(np.asarray(dataset.get_group(), dtype=np.int64))
-        groups = torch.arange(len(sizes)).repeat_interleave(sizes)
-        spread = max(float(scores.detach().std()), 1e-3)  # the first tree starts from equal scores
-        loss = rankgrad.average_precision_loss(
-            scores,
-            torch.tensor(dataset.get_label() > 0),
-            groups=groups,
-            window=window * spread,
-            margin=margin * spread,
-            reduction="sum",
-        )
-        (gradient,) = torch.autograd.grad(loss, scores)
-        return gradient.numpy(), np.ones(len(predictions))
-
-    return objective
+def average_precision(predictions: np.ndarray, dataset: lightgbm.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """An objective for `lightgbm.train`: gradient and second derivative."""
+    scores = torch.tensor(predictions, requires_grad=True)
+    sizes = torch.tensor(np.asarray(dataset.get_group(), dtype=np.int64))
+    groups = torch.arange(len(sizes)).repeat_interleave(sizes)
+    relevance = torch.tensor(dataset.get_label() > 0)
+    loss = rankgrad.average_precision_loss(scores, relevance, groups=groups, margin="auto", reduction="sum")
+    gradient = torch.autograd.grad(loss, scores)[0].numpy()
+    window = predictions.std() or 1.0  # the automatic one; equal scores, as before the first tree, have 1
+    return gradient, np.abs(gradient) / window + 1e-3
 
 
 def train(objective: Any, trees: int = 60) -> float:
@@ -65,4 +53,4 @@ def train(objective: Any, trees: int = 60) -> float:
 
 if __name__ == "__main__":
     print(f"lambdarank          MAP {train('lambdarank'):.1f}")
-    print(f"gradients of our AP MAP {train(average_precision_objective()):.1f}")
+    print(f"gradients of our AP MAP {train(average_precision):.1f}")
