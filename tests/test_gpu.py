@@ -415,3 +415,16 @@ def test_blocks_equal_the_matrix(monkeypatch, name, dtype):
     tolerance = {"rtol": 2e-2, "atol": 2e-4} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-6}
     for several, one in zip(run(40), run(1 << 20), strict=True):
         torch.testing.assert_close(several, one, **tolerance)
+
+
+@pytest.mark.parametrize("wrong", [-1, 24, 1 << 40])
+def test_labels_of_no_class_give_nan(wrong):
+    """Asking would wait for the device: loss and gradients are NaN instead."""
+    loss = rankgrad.ProxyRankingLoss(24, 32).cuda()
+    x = torch.randn(96, 32, device="cuda", requires_grad=True)
+    labels = torch.arange(24, device="cuda").repeat(4)
+    assert loss(x, labels).isfinite()
+    labels[5] = wrong
+    value = loss(x, labels)
+    value.backward()
+    assert value.isnan() and x.grad.isnan().all()

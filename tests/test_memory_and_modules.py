@@ -374,7 +374,7 @@ def test_a_zero_embedding_in_a_loss():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("wrong", [-1, 4])
 def test_labels_of_no_class(compiled, wrong):
-    """An error on the CPU in every mode; elsewhere a NaN loss (which no test has seen yet)."""
+    """An error on the CPU in every mode; on a GPU a NaN loss (test_gpu.py)."""
     torch._dynamo.reset()
     loss = rankgrad.ProxyRankingLoss(4, 6)
     run = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
