@@ -1,5 +1,6 @@
 """The CPU engines against the reference (which the other tests hold against the oracle)."""
 
+import gc
 import importlib.util
 import itertools
 import os
@@ -55,6 +56,19 @@ def test_one_long_list_in_chunks(kind, threads, monkeypatch):
         data = make(kind, (1, 1, 70_001), share, masked=masked)
         assert_equal_to_reference(cpu, *data, "log_ap", lam=20.0, margin=0.1)
         assert_equal_to_reference(cpu, *data, "log_ap", reach="window", strength=0.3, margin=0.1)
+
+
+@needs_numba
+def test_a_long_list_leaves_nothing_to_the_garbage_collector():
+    """Its arrays are as large as the list: kept until a collection, they made calls a third slower."""
+    asked = request(*make("random", (1, 1, 70_001), 0.3), "ap", strength=20.0)
+    gc.collect()
+    gc.disable()
+    try:
+        cpu.evaluate(asked)
+        assert not [one for one in gc.get_objects() if type(one) is cpu._Together]
+    finally:
+        gc.enable()
 
 
 @needs_numba

@@ -161,9 +161,14 @@ class _Together:
         self.kernels, self.out, self.chunks = kernels, out, chunks
         self._others: Any = None
         self._bad = False
+
+    def one_list(self, *given: Any) -> float:
+        """The kernel's own code with the steps of this class."""
         steps = {"sorted_words": self.sorted_words, "sort_words": self.sort_words, "place_all": self.place_all}
-        code: FunctionType = kernels.one_list.py_func
-        self.one_list = FunctionType(code.__code__, code.__globals__ | steps)
+        code: FunctionType = self.kernels.one_list.py_func
+        # Not kept: it refers to this object, whose arrays would wait for the garbage collector.
+        run = FunctionType(code.__code__, code.__globals__ | steps)
+        return float(run(*given))
 
     def sorted_words(self, row: tuple[Any, ...]) -> tuple[Any, Any, int]:
         kernels, chunks = self.kernels, self.chunks
@@ -269,8 +274,7 @@ def evaluate(request: Request) -> Answer:
     nothing = np.empty(0, np.int64)
     for at in range(len(lists)):
         part = slice(lists.offsets[at], lists.offsets[at + 1])
-        one_list = _Together(kernels, flat[part], lists.chunks).one_list
-        into[at] = one_list(
+        into[at] = _Together(kernels, flat[part], lists.chunks).one_list(
             lists.row(at), form, tables, by_window, strengths[at], counted[at], flat[part], floats[part], nothing
         )
     return Answer(losses, gradient, divisor, counting)

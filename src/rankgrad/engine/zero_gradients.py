@@ -9,6 +9,7 @@ import warnings
 from rankgrad.engine.layouts import layout_of
 from rankgrad.engine.request import Answer, Request
 
+MOST_SCORES = 1 << 20
 FEWEST_RELEVANT = 32  # relevant items a call must have: in a tiny one it may be chance
 NEARLY_ALL = 0.95  # of the lists with a loss
 
@@ -21,7 +22,9 @@ class _Seen:
 def look(request: Request, answer: Answer) -> None:
     """Count a call, and warn if it is one to check and its gradient is zero nearly everywhere."""
     _Seen.calls += 1
-    if _Seen.warned or _Seen.calls & (_Seen.calls - 1) or int(request.relevance.count_nonzero()) < FEWEST_RELEVANT:
+    if _Seen.warned or _Seen.calls & (_Seen.calls - 1) or request.scores.numel() > MOST_SCORES:
+        return
+    if int(request.relevance.count_nonzero()) < FEWEST_RELEVANT:
         return
     to_learn = answer.losses > 0
     moved = layout_of(request).total((answer.gradient != 0).long()) > 0
