@@ -5,14 +5,15 @@
 #   1. rankgrad bench reach   -> $OUT/reach.md, written anew after every line, with goals met and missed
 #   2. all tests marked gpu   -> $OUT/gpu_tests.txt; eight processes, so that kernels compile side by side
 #   3. rankgrad bench         -> $OUT/bench.md, the tables with the baselines, in the time that is left
-# Exit status: 0 if nothing failed. Needs python3 with torch, Triton, pytest and the packages of the extra `bench`.
+# Exit status: 0 if nothing failed. Needs python3 with torch, Triton, pytest and the packages of the extra `bench`;
+# packages that are not installed there can be given by PYTHONPATH.
 set -u
 end=$(( $(date +%s) + ${1:-400} ))
 left() { echo $(( end - $(date +%s) )); }
 OUT=${OUT:-build/gpu}
 parts=$(mktemp -d)
 mkdir -p "$OUT"
-export PYTHONPATH=src:tests OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/rankgrad-triton}"
+export PYTHONPATH="src:tests:${PYTHONPATH:-}" OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/rankgrad-triton}"
 failed=0
 
 echo "== bench reach"

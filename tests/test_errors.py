@@ -131,3 +131,16 @@ def test_mps_is_refused():
         rankgrad.average_precision_loss(S.as_subclass(OnMPS), R)
     with pytest.raises(ValueError, match=r"^embeddings: expected on a device with float64.* received on mps"):
         rankgrad.RecallLoss()(E.as_subclass(OnMPS), L)
+
+
+@pytest.mark.parametrize("name", ["lists", "spread"])
+def test_what_other_processes_know_is_on_the_device_of_the_scores(name):
+    value = torch.tensor(3 if name == "lists" else 0.5, device="meta")
+    with pytest.raises(ValueError, match=f"{name}: expected on the device of scores"):
+        rankgrad.average_precision_loss(torch.randn(2, 9), torch.rand(2, 9) < 0.5, **{name: value})
+
+
+def test_a_gradient_of_tiny_scores_is_finite():
+    scores = (torch.randn(50) * 1e-36).requires_grad_()
+    (65536 * rankgrad.average_precision_loss(scores, torch.arange(50) % 7 == 0)).backward()
+    assert scores.grad.isfinite().all() and scores.grad.abs().max() > 1e35

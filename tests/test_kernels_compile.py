@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from rankgrad.engine import cuda, launching
+from rankgrad.engine import cuda, embeddings, launching
 
 from cases import request
 
@@ -74,7 +74,7 @@ def compiled(monkeypatch):
     monkeypatch.setattr(launching, "programs", lambda device: 132)
     for module in (cuda, cuda.long, cuda.short):
         monkeypatch.setattr(module, "programs", lambda device: 132)
-    plans = (cuda._plan, cuda.long._plan, cuda.short._plan, cuda.dense._plan)
+    plans = (cuda._plan, cuda.long._plan, cuda.short._plan, cuda.dense._plan, embeddings._plan)
     for cache in plans:
         cache.cache_clear()
     monkeypatch.setattr(driver, "_active", _H200())
@@ -153,7 +153,7 @@ def test_short_lists(compiled):
         cuda.scale(answer, torch.ones(1), "mean", answer.gradient.view(torch.float32))
     evaluate((1, 17, 33), "log_ap", dtype=torch.float16, masked=True, max_relevant=3)
     evaluate((1, 128, 512), "tables", with_gradient=False)
-    assert {"count_items", "rank_lists", "reduce_losses", "scale_changes"} <= set(compiled)
+    assert {"count_items", "rank_sparse_lists", "reduce_losses", "scale_changes"} <= set(compiled)
 
 
 def test_short_lists_by_window(compiled):
@@ -162,7 +162,24 @@ def test_short_lists_by_window(compiled):
         cuda.scale(answer, torch.ones(1), "mean", answer.gradient)
     evaluate((2, 17, 33), "tables", dtype=torch.bfloat16, masked=True, max_relevant=3, **shares(2))
     evaluate((1, 128, 512), "ap", reach="window", with_gradient=False, **ELSEWHERE)
-    assert {"count_items", "rank_lists", "scale_changes"} <= set(compiled)
+    assert {"count_items", "rank_sparse_lists", "rank_other_lists", "scale_changes"} <= set(compiled)
+
+
+@pytest.mark.parametrize(("hint", "kernels"), [(16, {"rank_sparse_lists"}), (17, {"stream", "terms"})])
+def test_long_lists_with_a_hint_of_few_relevant_items_are_swept(compiled, hint, kernels):
+    evaluate((1, 128, 1_000_000), "log", reach="window", masked=True, max_relevant=hint, **ELSEWHERE)
+    assert kernels <= set(compiled)
+    assert "rank_other_lists" not in compiled
+
+
+def test_embeddings(compiled):
+    labels, valid = torch.arange(70) % 7, torch.ones(70, dtype=torch.bool)
+    for _ in range(2):
+        unit, lengths = embeddings.launch_normalize(torch.randn(70, 512))
+        embeddings.launch_normalize_backward(unit, unit, lengths, 1e-6)
+        embeddings.launch_flags(labels, labels, labels, labels, None)
+        embeddings.launch_flags(labels.int(), None, labels.int(), labels, valid)
+    assert compiled.count("flag_pairs") == 2
 
 
 def test_moments(compiled):

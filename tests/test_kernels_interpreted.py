@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from rankgrad.engine import cuda, dense, launching, long, reference, short, spread
+from rankgrad.engine import cuda, dense, embeddings, launching, long, reference, short, spread
 from rankgrad.engine.request import Answer
 
 from cases import (
@@ -92,6 +92,16 @@ def test_one_item(regime):
     for reach, relevant in itertools.product(("lam", "window"), (False, True)):
         data = torch.zeros(2, 1, 1), torch.full((2, 1, 1), relevant), None
         assert_answer_equal_to_reference(engine, *data, "log", **REACHES[reach])
+
+
+@pytest.mark.parametrize("relevant", [3, 12])
+@pytest.mark.parametrize("reach", REACHES)
+def test_short_lists_of_several_blocks(reach, relevant):
+    """Every lane counts for itself, over all blocks; with few relevant items and with a whole group."""
+    scores, relevance, _ = make("ties", (2, 1, 1100), 0.0, seed=relevant)
+    relevance[..., 50 : 1050 : 1000 // relevant] = True
+    mask = torch.rand(scores.shape) < 0.9
+    assert assert_equal_to_reference(short, scores, relevance, mask, "ap", **REACHES[reach]) > 0
 
 
 def test_sums_of_slopes_of_any_size():
@@ -270,6 +280,48 @@ def test_reduction_and_scaling(reduction, dtype):
     out = gradient.view(torch.float32)  # in place
     cuda.scale(Answer(losses, gradient, divisor, lists), upstream, reduction, out)
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_factor_beyond_float32_does_not_make_gradients_nan():
+    """Scores of 1e-38 have a window as small; where nothing moves the gradient is 0, elsewhere finite."""
+    answer = Answer(
+        *(torch.zeros(1, 1, dtype=torch.float64), torch.tensor([[[0.0, 1e-3, -1e-3]]])),
+        torch.full((1, 1), 1e-44, dtype=torch.float64),
+        torch.ones(1, dtype=torch.int64),
+    )
+    for upstream in (None, torch.ones(1), torch.full((1,), torch.inf)):
+        out = torch.empty(1, 1, 3)
+        cuda.scale(answer, upstream, "mean", out)
+        lost = upstream is not None and bool(upstream.isinf())
+        assert out.isfinite().all() != lost
+        assert lost or (out[0, 0, 0] == 0 and out[0, 0, 1] == -out[0, 0, 2] > 1e34)
+
+
+@pytest.mark.parametrize("width", [3, 64, 100])
+def test_rows_of_unit_length(width):
+    rows = torch.randn(5, width) * torch.tensor([1.0, 1e-7, 1e4, 0.0, 1e-20]).unsqueeze(1)
+    grad = torch.randn(5, width)
+    expected, lengths = embeddings.normalized(rows)
+    unit, found = embeddings.launch_normalize(rows)
+    torch.testing.assert_close(unit, expected)
+    torch.testing.assert_close(found, lengths)
+    torch.testing.assert_close(
+        embeddings.launch_normalize_backward(grad, unit, lengths, 1e-6),
+        embeddings.normalized_backward(grad, unit, lengths, 1e-6),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("valid", [None, torch.rand(700) < 0.5])
+@pytest.mark.parametrize("own", [None, torch.tensor([0, 5, 699, 3, 3, 3, -1, 2, 690])])
+def test_relevance_and_mask_by_labels(own, valid):
+    labels, of_candidates, numbers = torch.arange(9) % 4, torch.randint(0, 5, (700,)), torch.arange(700)
+    numbers[600:] = 3
+    expected = embeddings.relevance_and_mask(labels, own, of_candidates, numbers, valid)
+    relevance, mask = embeddings.launch_flags(labels, own, of_candidates, numbers, valid)
+    assert torch.equal(relevance, expected[0])
+    assert mask is None if expected[1] is None else torch.equal(mask, expected[1])
 
 
 @pytest.mark.parametrize(("kind", "masked"), [("random", True), ("infinities", False), ("outlier", True)])

@@ -514,3 +514,49 @@ def test_a_loss_of_meta_tensors(make):
         value.backward()
         assert value.is_meta and value.shape == ()
         assert x.grad.is_meta and x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        rankgrad.RecallLoss(),
+        rankgrad.AveragePrecisionLoss(memory=2),
+        rankgrad.PairRankingLoss(),
+        rankgrad.ProxyRankingLoss(4, 8),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_the_loss_of_a_module_may_be_changed_in_place(loss):
+    """As Hugging Face's Trainer does under gradient accumulation."""
+    x, labels = torch.randn(12, 8), torch.arange(12) % 4
+    gradients = []
+    for change in (False, True):
+        embeddings = x.clone().requires_grad_()
+        loss.reset() if hasattr(loss, "reset") else None
+        value = loss(embeddings, labels)
+        if change:
+            value *= 0.5
+            value += 1
+        value.backward()
+        gradients.append(embeddings.grad)
+    torch.testing.assert_close(gradients[1], gradients[0] / 2)
+    assert gradients[0].abs().max() > 0
+
+
+def test_a_weight_that_learns_is_refused_where_it_would_not():
+    class Weight(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, counts):
+            return torch.log1p(self.a * counts)
+
+    weight, (x, labels) = Weight(), (torch.randn(12, 8), torch.arange(12) % 4)
+    with pytest.raises(ValueError, match="weight: expected a W without parameters that learn"):
+        rankgrad.RecallLoss(weight=weight)(x, labels)
+    scores, relevance, mask = rankgrad.retrieval_pairs(x, labels)
+    rankgrad.recall_loss(scores, relevance, mask=mask, weight=weight).backward()
+    assert weight.a.grad > 0
+    weight.requires_grad_(False)
+    assert rankgrad.RecallLoss(weight=weight)(x, labels) > 0

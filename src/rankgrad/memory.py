@@ -193,11 +193,12 @@ class EmbeddingMemory(_Ring):
         """
         embeddings = _check.floating("embeddings", embeddings, ndim=2)
         labels = _check.per_row("labels", labels, "embeddings", embeddings)
-        items = torch.full_like(labels, -1, dtype=torch.int64) if items is None else items
-        items = _check.per_row("items", items, "embeddings", embeddings)
+        if items is not None:
+            items = _check.per_row("items", items, "embeddings", embeddings)
         self._check_fits("embeddings", embeddings)
         if self.size == 0:
             return
+        items = torch.full_like(labels, -1, dtype=torch.int64) if items is None else items
         kept = embeddings.detach().to(compute_dtype(embeddings.dtype))
         sound = ~kept.isnan().any(1)  # a row with a NaN would come back as a candidate for steps to come
         self._push(kept.where(sound.unsqueeze(1), 0), labels.long(), items.long(), sound)

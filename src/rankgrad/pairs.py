@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankgrad import _check
+from rankgrad.engine import embeddings as engine
 from rankgrad.engine.precision import compute_dtype, without_autocast
 from rankgrad.engine.registration import is_plain_call
-
-_SHORTEST = 1e-12  # shorter rows are divided by this, as torch.nn.functional.normalize does
 
 
 class Pairs(NamedTuple):
@@ -48,10 +47,7 @@ class Lookup(NamedTuple):
 
     def relevance_and_mask(self) -> tuple[Tensor, Tensor | None]:
         """Which candidates are relevant to which query, and which exist: ``[queries, candidates]``."""
-        mask = None if self.own is None else self.own.unsqueeze(1) != self.rows
-        if self.valid is not None:
-            mask = self.valid.expand(len(self.labels), -1) if mask is None else mask & self.valid
-        return self.labels.unsqueeze(1) == self.candidate_labels, mask
+        return engine.relevance_and_mask(self.labels, self.own, self.candidate_labels, self.rows, self.valid)
 
     def pairs(self) -> Pairs:
         """The score lists, by one product of matrices."""
@@ -61,12 +57,11 @@ class Lookup(NamedTuple):
 
 
 class _UnitLength(torch.autograd.Function):
-    """Rows of length one, in three launches forward and six backward, half of what autograd makes of it."""
+    """Rows of unit length with their bounded gradient, by one launch forward and one backward on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, least: float) -> Tensor:
-        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        unit: Tensor = rows / length.clamp_min(_SHORTEST)
+        unit, length = engine.normalized(rows)
         ctx.save_for_backward(rows, unit, length)
         ctx.least = least
         return unit
@@ -76,10 +71,10 @@ class _UnitLength(torch.autograd.Function):
         rows, unit, length = ctx.saved_tensors
         if torch.is_grad_enabled():  # for double backward
             length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-            unit = rows / length.clamp_min(_SHORTEST)
-        along = (grad * unit).sum(-1, keepdim=True)
-        across = torch.addcmul(grad, unit, along, value=-1)
-        return across * torch.minimum(length.reciprocal(), length / ctx.least**2), None
+            unit = rows / length.clamp_min(engine.SHORTEST)
+            across = grad - unit * (grad * unit).sum(-1, keepdim=True)
+            return across * torch.minimum(length.reciprocal(), length / ctx.least / ctx.least), None
+        return engine.normalized_backward(grad, unit, length, ctx.least), None
 
 
 def unit_length(embeddings: Tensor) -> Tensor:
@@ -99,7 +94,7 @@ def unit_length(embeddings: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(rows.detach(), dim=-1, keepdim=True)
         bounded = (length / least).square().clamp(max=1)
         rows = rows.detach() + bounded * (rows - rows.detach())  # the same rows; their gradient times the factor
-        return F.normalize(rows, dim=-1, eps=_SHORTEST)
+        return F.normalize(rows, dim=-1, eps=engine.SHORTEST)
 
 
 def check_batch(

@@ -4,11 +4,11 @@ Nothing here waits for the device, and nothing is sized or chosen by how many it
 device knows: shapes and the hint ``max_relevant`` decide. Three regimes, each with its launches in one file and
 its kernels in ``_kernels``:
 
-:mod:`short <rankgrad.engine.short>`, many lists of up to 65,536 items
+:mod:`short <rankgrad.engine.short>`, many lists of up to 65,536 items, longer ones with a hint of up to 16
     One program takes a whole list and compares all its items with up to 16 relevant ones at a time: two sweeps
-    over a row that stays in the cache, two launches, no sort. The work is n p / 16 sweeps, so it is made for the
+    over a row that stays in the cache, three launches, no sort. The work is n p / 16 sweeps, so it is made for the
     few relevant items of retrieval; and there must be lists enough to keep all programs busy, more of them the
-    longer they are.
+    longer they are. The hint promises two sweeps, so that with it 16 lists are enough.
 :mod:`long <rankgrad.engine.long>`, everything else
     All programs work on every list: the p relevant items are sorted, the n items streamed past them through a
     table of cells. Two reads of the data, (n + p) log p work, whatever p is.
@@ -28,18 +28,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.engine import dense, long, short
+from rankgrad.engine import dense, long, reference, short
 from rankgrad.engine.launching import Launcher, Plan, kinds, on_its_device, programs
 from rankgrad.engine.precision import EQUAL, LEAST_SHARE
 from rankgrad.engine.request import Answer, Request
 from rankgrad.engine.triton_arguments import as_numbers, bits
 
 LONGEST_SHORT_LIST = 65_536  # 16 bits hold an index
+LONGEST_SPARSE_LIST = 1 << 30  # the same with a hint of up to 16 relevant items, which need no index of 16 bits
 FEWEST_SHORT_LISTS = 16  # fewer lists would leave most of the device idle: one program takes a list
 ITEMS_A_SHORT_LIST = 256  # and the longer they are, the more lists it takes to keep all programs busy
 DENSE = 8  # one relevant item in so many, or more, is a case for whole sorts
 SHORTEST_DENSE_LIST = 1025
-_LONGEST_SORTED = 2**31 - 1  # by torch
+_LONGEST_SORTED = 2**31 - 4096  # by torch, in blocks whose ends are 32-bit numbers
 _MOMENTS_BLOCK, _MOMENTS_PROGRAMS = 2048, 1024
 
 
@@ -60,7 +61,9 @@ def regime(request: Request) -> ModuleType:
     most = request.max_relevant
     if most is not None and most * DENSE > n and SHORTEST_DENSE_LIST <= n <= _LONGEST_SORTED:
         return dense
-    if n <= LONGEST_SHORT_LIST and calls * per_call >= max(FEWEST_SHORT_LISTS, n // ITEMS_A_SHORT_LIST):
+    few = most is not None and most <= short.GROUP and n <= LONGEST_SPARSE_LIST
+    enough = FEWEST_SHORT_LISTS if few else max(FEWEST_SHORT_LISTS, n // ITEMS_A_SHORT_LIST)
+    if (n <= LONGEST_SHORT_LIST or few) and calls * per_call >= enough:
         return short
     return long
 
@@ -72,9 +75,19 @@ def evaluate(request: Request) -> Answer:
 
 
 def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
+    """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`.
+
+    Many lists are sorted by torch at once, which takes fewer programs than there are lists.
+    """
+    calls, per_call, n = request.scores.shape
+    engine = reference if n <= LONGEST_SHORT_LIST and calls * per_call > 1 else long
+    request = request._replace(relevance=request.relevance != 0)
+    above, own = (torch.empty_like(request.scores, dtype=torch.int64) for _ in range(2))
+    poison = request.scores.new_empty(request.shape, dtype=torch.float64)
     with on_its_device(request.scores):
-        return long.standings(request)
+        for here, part in long.turns(request, n):
+            above[here], own[here], poison[here] = engine.standings(part)
+    return above, own, poison
 
 
 @functools.cache
@@ -98,19 +111,20 @@ def reduce(losses: Tensor, lists: Tensor, mean: bool, out: Tensor) -> None:
         launch(_kernels()[1].reduce_losses, (calls, 1), losses, lists, out, per_call, MEAN=mean, BLOCK=1024)
 
 
-def scale(answer: Answer, upstream: Tensor, reduction: str, out: Tensor) -> None:
-    """The gradient at what arrives into ``out``, in one launch; ``out`` may be the memory of the answer's."""
-    gradient, losses, divisor, lists = answer.gradient, answer.losses, answer.divisor, answer.lists
-    upstream = upstream.contiguous()
+def scale(answer: Answer, upstream: Tensor | None, reduction: str, out: Tensor) -> None:
+    """The gradient at what arrives (None: ones) into ``out``, in one launch; it may be the answer's memory."""
+    losses, divisor, lists = answer.losses.contiguous(), answer.divisor.contiguous(), answer.lists.contiguous()
+    gradient = answer.gradient.contiguous()
+    arriving = divisor if upstream is None else upstream.contiguous()
     calls, per_call, n = gradient.shape
     rows, device = calls * per_call, gradient.device
     blocks = min(-(-n // 2048), max(1, 16 * programs(device) // rows))
-    key = kinds(gradient, upstream, losses, divisor, lists, out)
+    key = kinds(gradient, arriving, losses, divisor, lists, out)
     with on_its_device(gradient):
         Launcher(_plan(device, calls, per_call, n, *key), device)(
-            _kernels()[1].scale_changes, (rows, blocks), gradient, upstream, losses, divisor, lists, out, n,
+            _kernels()[1].scale_changes, (rows, blocks), gradient, arriving, losses, divisor, lists, out, n,
             per_call,
-            REDUCTION=("mean", "sum", "none").index(reduction), BLOCK=2048,
+            REDUCTION=("mean", "sum", "none").index(reduction), ONES=upstream is None, BLOCK=2048,
         )  # fmt: skip
 
 

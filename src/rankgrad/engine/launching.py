@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 
 _LINE = 256  # bytes; parts start at multiples of it
-_CALLED_DIRECTLY = (
-    (3, 6),
-    (3, 9),
-)  # Triton's versions, first and last, whose compiled kernels are called as below
+#: Triton's versions, first and last, whose compiled kernels are called as below.
+_CALLED_DIRECTLY = (3, 6), (3, 9)
 
 
 @functools.cache
@@ -120,15 +118,15 @@ class Launcher:
             if compiled is not None and calls_directly(triton_version()):
                 self.plan.compiled[key] = compiled
             return
-        addresses = []
-        for arg in args:
-            kind = type(arg)
-            addresses.append(
-                self._address + arg.offset if kind is Part else arg.data_ptr() if kind is Tensor else arg
-            )
         compiled.run(
             grid[0], grid[1], 1, self._stream, compiled.function, compiled.packed_metadata, None, None, None,
-            *addresses, *constants.values(),
+            *[
+                arg if (kind := type(arg)) is int or kind is float
+                else self._address + arg.offset if kind is Part
+                else arg.data_ptr()
+                for arg in args
+            ],
+            *constants.values(),
         )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""Few, long lists on the GPU: the order of the kernels in ``_kernels.long_lists``, ``sorting`` and
-``long_terms``, and
-their workspace."""
+"""Few, long lists on the GPU: their workspace, and the order of the kernels in ``_kernels``' ``long_lists``,
+``sorting`` and ``long_terms``."""
 
 import functools
 import itertools
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -18,16 +18,14 @@ _CHUNKS, _TERMS_BLOCK = 256, 512
 _SORT_BLOCK, _MERGE_PIECE = 1024, 512
 _SORTERS = 2  # programs a processor that wait for each other: all must run at once (an H200 has room for 2)
 _SORTED_AT_ONCE = 16  # programs a processor that sort without waiting, of all lists together
-_STEPWISE = (
-    1 << 22
-)  # with room for this many words, a launch for each merge round pays, though most rounds are empty
+_STEPWISE = 1 << 22  # with room for so many words a launch for each merge round pays, though most are empty
 _sorters: dict[torch.device, int] = {}  # devices that had room for fewer
 _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream
 _GATHERERS = 4  # programs a processor that gather, where there are so many items
 _ROOM = 1 << 20  # for private copies of the counts
 _MOST_SLOTS = 1 << 24  # relevant items that there is room for at once, of all lists: 36 bytes each
-_COUNTS_ONLY = 5  # what `terms` does besides the forms
+_COUNTS_ONLY = -1  # what `terms` does besides the forms
 
 
 @functools.cache
@@ -236,20 +234,32 @@ def _at_once(request: Request, gradient: Tensor | None = None) -> Answer:
     return run.answer()
 
 
-def _in_turn(request: Request, slots: int) -> Answer:
-    """:func:`evaluate` for some calls at a time, or some lists of one: each writes its part of the gradient."""
-    (calls, per_call), gradient = request.shape, room_for_gradient(request)
-    losses, divisor = (request.scores.new_empty(request.shape, dtype=torch.float64) for _ in range(2))
-    some_calls, some_lists = max(1, _MOST_SLOTS // (per_call * slots)), max(1, _MOST_SLOTS // slots)
+def turns(request: Request, items: int) -> Iterator[tuple[tuple[slice, slice], Request]]:
+    """Some calls at a time, or some lists of one, that there is room for at once: where they are, and the request.
+
+    ``items`` is how many items of a list need room.
+    """
+    calls, per_call = request.shape
+    some_calls, some_lists = max(1, _MOST_SLOTS // (per_call * items)), max(1, _MOST_SLOTS // items)
     for call, first in itertools.product(range(0, calls, some_calls), range(0, per_call, some_lists)):
         here = slice(call, call + some_calls), slice(first, first + some_lists)
-        part = request._replace(
-            scores=request.scores[here],
-            relevance=request.relevance[here],
-            mask=None if request.mask is None else request.mask[here],
-            spread=None if request.spread is None else request.spread[here[0]],
-            lists=None if request.lists is None else request.lists[here[0]],
+        yield (
+            here,
+            request._replace(
+                scores=request.scores[here],
+                relevance=request.relevance[here],
+                mask=None if request.mask is None else request.mask[here],
+                spread=None if request.spread is None else request.spread[here[0]],
+                lists=None if request.lists is None else request.lists[here[0]],
+            ),
         )
+
+
+def _in_turn(request: Request, slots: int) -> Answer:
+    """:func:`evaluate` in turns, each of which writes its part of the gradient."""
+    gradient = room_for_gradient(request)
+    losses, divisor = (request.scores.new_empty(request.shape, dtype=torch.float64) for _ in range(2))
+    for here, part in turns(request, slots):
         answer = _at_once(part, gradient[here])
         losses[here], divisor[here] = answer.losses, answer.divisor
     assert request.lists is not None

@@ -177,23 +177,33 @@ def reduce_lists_backward(
     return out
 
 
-def scale(answer: Answer, upstream: Tensor, reduction: str, out: Tensor, offsets: Tensor | None = None) -> None:
+def scale(
+    answer: Answer, upstream: Tensor | None, reduction: str, out: Tensor, offsets: Tensor | None = None
+) -> None:
     """The gradient at what arrives, into ``out``, which may be the memory of the answer's gradient.
 
     Args:
-        upstream: ``[calls]``, or ``[calls, lists]`` for the reduction ``"none"``.
+        upstream: ``[calls]``, or ``[calls, lists]`` for the reduction ``"none"``; None: ones.
     """
     losses, gradient, divisor, lists = answer
     if gradient.is_cuda and offsets is None and out.dtype != torch.float64 and out.numel() and has_triton():
         cuda.scale(answer, upstream, reduction, out)
         return
-    factor = upstream.double()
+    factor = (
+        torch.ones_like(divisor if reduction == "none" else divisor[:, 0])
+        if upstream is None
+        else upstream.double()
+    )
     if reduction != "mean":
         factor = factor * (lists if reduction == "sum" else lists.unsqueeze(-1))
     if reduction != "none":
         factor = factor.unsqueeze(-1)
+    # Tiny scores have tiny divisors: the factor ends at the largest number, unless what arrives is infinite.
+    most = torch.finfo(compute_dtype(out.dtype)).max
+    scaled = factor / divisor
+    scaled = torch.where(factor.isinf(), scaled, scaled.clamp(-most, most))
     # A list whose loss is NaN must not send a harmless-looking gradient: 0 * NaN is NaN.
-    factor = (factor / divisor + 0 * losses).to(compute_dtype(out.dtype))
+    factor = (scaled + 0 * losses).to(compute_dtype(out.dtype))
     factor = (Rows() if offsets is None else Ragged(offsets, gradient.shape[-1])).per_item(factor)
     if gradient.is_floating_point() or offsets is not None:  # nothing to cast
         torch.mul(gradient, factor, out=out)

@@ -29,11 +29,13 @@ from rankgrad.pairs import Lookup, Pairs
 def block_rows(candidates: int) -> int:
     """How many queries are ranked at a time: by the number of candidates alone.
 
-    2^24 similarities fill a device. With more candidates the rows of a block are what makes a product efficient:
-    up to 1,024 while they stay below 2^26 similarities, and 128 at least, for each block reads all candidates.
+    Up to 8,192 candidates it is 2^24 similarities, so that a batch of 4,096 is one block. With more candidates the
+    rows of a block are what makes a product efficient: 512 while they stay below 2^26 similarities, and 128 at
+    least, for each block reads all candidates.
     """
-    many = max(candidates, 1)
-    return max((1 << 24) // many, min(1024, (1 << 26) // many), 128)
+    if candidates <= 8192:
+        return (1 << 24) // max(candidates, 1)
+    return max(min(512, (1 << 26) // candidates), 128)
 
 
 class Asked(NamedTuple):
@@ -193,13 +195,13 @@ def _evaluate(lookup: Lookup, known: Known, asked: Asked, wanted: Wanted) -> tup
     grad_queries = make(queries) if wanted.of_queries else queries.new_empty(0)
     grad_candidates = make(candidates) if wanted.of_candidates else queries.new_empty(0)
     with_gradient = wanted.of_queries or wanted.of_candidates
-    losses, values, one = [], [], torch.ones(1, device=queries.device)
+    losses, values = [], []
     for part, block in _blocks(lookup):
         pairs = block.pairs()
         answer = ops.evaluate(asked.request(pairs, known, with_gradient))
         losses.append(answer.losses)
         if with_gradient:
-            gradient = _scaled(answer, one, queries.dtype)[0]
+            gradient = _scaled(answer, queries.dtype)[0]
         if asked.forces:
             value, force = asked.forces_on(pairs, known, answer.lists, len(queries))
             values.append(value)
@@ -216,11 +218,12 @@ def _evaluate(lookup: Lookup, known: Known, asked: Asked, wanted: Wanted) -> tup
                     grad_queries.addmm_(gradient.T, block.queries)
             if wanted.of_candidates:
                 _add(grad_candidates, gradient.T, block.queries, several)
-    loss = queries.new_empty(1)
-    ops.reduce_into(losses[0] if len(losses) == 1 else torch.cat(losses, 1), answer.lists, "mean", loss)
+    loss = queries.new_empty(())  # its own memory and no view: a caller may write `loss *= 0.5`
+    of_lists = losses[0] if len(losses) == 1 else torch.cat(losses, 1)
+    ops.reduce_into(of_lists, answer.lists, "mean", loss.view(1))
     for value in values:
         loss += value
-    return loss.reshape(()), grad_queries, grad_candidates
+    return loss, grad_queries, grad_candidates
 
 
 def _add(into: Tensor, left: Tensor, right: Tensor, several: bool) -> None:
@@ -231,11 +234,11 @@ def _add(into: Tensor, left: Tensor, right: Tensor, several: bool) -> None:
         torch.mm(left, right, out=into)
 
 
-def _scaled(answer: Answer, upstream: Tensor, dtype: torch.dtype) -> Tensor:
+def _scaled(answer: Answer, dtype: torch.dtype) -> Tensor:
     """The gradient of the scores at an upstream gradient of one, in the memory of the answer's where it fits."""
     fits = answer.gradient.dtype.itemsize == dtype.itemsize and answer.gradient.is_contiguous()
     out = answer.gradient.view(dtype) if fits else torch.empty_like(answer.gradient, dtype=dtype)
-    ops.scale(answer, upstream, "mean", out)
+    ops.scale(answer, None, "mean", out)
     return out
 
 

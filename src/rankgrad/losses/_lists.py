@@ -55,10 +55,14 @@ def loss_of_lists(
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
     if max_relevant is not None:
         max_relevant = _check.count("max_relevant", max_relevant, at_least=1)
-    if lists is not None and (_check.tensor("lists", lists).numel() != 1 or lists.is_floating_point()):
-        raise _check.fail("lists", "one integer: how many lists count everywhere", lists)
-    if spread is not None and (_check.tensor("spread", spread).numel() != 1 or not spread.is_floating_point()):
-        raise _check.fail("spread", "one floating-point number", spread)
+    if lists is not None:
+        if _check.tensor("lists", lists).numel() != 1 or lists.is_floating_point() or lists.dtype == torch.bool:
+            raise _check.fail("lists", "one integer: how many lists count everywhere", lists)
+        _check.same_device("lists", lists, "scores", scores)
+    if spread is not None:
+        if _check.tensor("spread", spread).numel() != 1 or not spread.is_floating_point():
+            raise _check.fail("spread", "one floating-point number", spread)
+        _check.same_device("spread", spread, "scores", scores)
     wanted = ops.gradient_wanted(scores)
     tables = None
     if not isinstance(form, str):
@@ -73,7 +77,7 @@ def loss_of_lists(
         given.offsets,
         tables=None if tables is None else tables.detach(),
         spread=None if spread is None else spread.detach().double().reshape(1),
-        lists=None if lists is None else lists.reshape(1),
+        lists=None if lists is None else lists.long().reshape(1),
         form=form if isinstance(form, str) else "tables",
         reach=reach.kind,
         strength=reach.strength,

@@ -128,7 +128,13 @@ class EmbeddingLoss(nn.Module):
         if isinstance(self.form, str):
             return None
         n, device = len(kind.candidates), kind.queries.device
-        return tables_of(self.form, n, device, by_window=reach != "lam", wanted=True).detach()
+        tables = tables_of(self.form, n, device, by_window=reach != "lam", wanted=True)
+        if tables.requires_grad:
+            raise ValueError(
+                "weight: expected a W without parameters that learn, received one with some; "
+                "give recall_loss the lists of retrieval_pairs to train them"
+            )
+        return tables
 
     def reset(self) -> None:
         """Empty the memory."""

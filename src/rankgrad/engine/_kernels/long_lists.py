@@ -36,6 +36,7 @@ from rankgrad.engine._kernels.forms_gpu import pushed
 from rankgrad.engine._kernels.words import (
     LAM,
     STATE,
+    blocks_of,
     divisor_of,
     half_margin,
     make_word,
@@ -58,7 +59,7 @@ def gather(
     state += row * STATE
     words += row * slots
     items = 0
-    for block in range(tl.program_id(1), tl.cdiv(n, BLOCK), tl.num_programs(1)):
+    for block in range(tl.program_id(1), blocks_of(n, BLOCK), tl.num_programs(1)):
         at = tl.arange(0, BLOCK)
         first = block * tl.full([], BLOCK, tl.int64)
         start = row * n + first
@@ -255,7 +256,7 @@ def stream(
         one = tl.load(unit + row)
         count = p.to(tl.float64)
     at = tl.arange(0, BLOCK)
-    for block in range(tl.program_id(1), tl.cdiv(n, BLOCK), tl.num_programs(1)):
+    for block in range(tl.program_id(1), blocks_of(n, BLOCK), tl.num_programs(1)):
         first = block * tl.full([], BLOCK, tl.int64)
         start = row * n + first  # 64 bits once a block, 32 bits an item
         inside = at < tl.minimum(n - first, BLOCK).to(tl.int32)

@@ -109,7 +109,7 @@ def terms(
         above = total + tl.cumsum(count, 0)
         total += tl.sum(count)
         inside = inside & (slot < p)
-        if FORM == 5:
+        if FORM < 0:
             tl.store(above_out + row * slots + slot, above, mask=inside)
         else:
             value, slope = item_terms(FORM, tables, n_tables, above, slot + 1)

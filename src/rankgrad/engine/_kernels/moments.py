@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from rankgrad.engine._kernels.words import as_float64, span
+from rankgrad.engine._kernels.words import as_float64, blocks_of, span
 
 
 @triton.jit
@@ -15,7 +15,7 @@ def part_moments(scores, mask, parts, size, MASKED: tl.constexpr, BLOCK: tl.cons
     mean = tl.full([], 0.0, tl.float64)
     squares = tl.full([], 0.0, tl.float64)
     largest = tl.full([], 0.0, tl.float64)
-    for block in range(tl.program_id(1), tl.cdiv(size, BLOCK), tl.num_programs(1)):
+    for block in range(tl.program_id(1), blocks_of(size, BLOCK), tl.num_programs(1)):
         at = span(block, BLOCK)
         inside = at < size
         value = tl.load(scores + call * size + at, mask=inside, other=0.0).to(tl.float32)

@@ -4,7 +4,9 @@
 import triton
 import triton.language as tl
 
-from rankgrad.engine._kernels.words import span
+from rankgrad.engine._kernels.words import blocks_of, span
+
+LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
 
 
 @triton.jit
@@ -23,22 +25,28 @@ def reduce_losses(losses, lists, out, per_call, MEAN: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def scale_changes(
-    changes, upstream, losses, divisor, lists, out, n, per_call, REDUCTION: tl.constexpr, BLOCK: tl.constexpr
-):
+    changes, upstream, losses, divisor, lists, out, n, per_call,
+    REDUCTION: tl.constexpr, ONES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """An answer's gradient times ``upstream / divisor``, rounded once to the dtype of ``out``.
 
-    REDUCTION: 0 mean, 1 sum, 2 none. ``out`` may be the memory of ``changes``.
+    REDUCTION: 0 mean, 1 sum, 2 none. ONES: ``upstream`` is 1 everywhere. ``out`` may be the memory of ``changes``.
     """
     row = tl.program_id(0).to(tl.int64)
     call = row // per_call
-    factor = tl.load(upstream + (row if REDUCTION == 2 else call)).to(tl.float64)
+    factor = tl.full([], 1.0, tl.float64)
+    if not ONES:
+        factor = tl.load(upstream + (row if REDUCTION == 2 else call)).to(tl.float64)
     if REDUCTION != 0:
         factor = factor * tl.load(lists + call).to(tl.float64)
+    # Tiny scores have tiny divisors: the factor ends at the largest float32, unless what arrives is infinite already.
+    most = tl.where(tl.abs(factor) < float("inf"), LARGEST, float("inf"))
     factor = factor / tl.load(divisor + row)
+    factor = tl.where(factor > most, most, tl.where(factor < -most, -most, factor))
     loss = tl.load(losses + row)
     # a list whose loss is NaN must not send a harmless-looking gradient
     factor = tl.where(loss == loss, factor, float("nan")).to(tl.float32)
-    for block in range(tl.program_id(1), tl.cdiv(n, BLOCK), tl.num_programs(1)):
+    for block in range(tl.program_id(1), blocks_of(n, BLOCK), tl.num_programs(1)):
         at = span(block, BLOCK)
         value = tl.load(changes + row * n + at, mask=at < n, other=0).to(tl.float32) * factor
         tl.store(out + row * n + at, value, mask=at < n)

@@ -3,6 +3,9 @@
 A group is the next ROWS relevant items by index, held in registers; one sweep over the row compares all its
 items with all of the group. Few relevant items, as in retrieval, are one group (of FEW or ROWS), and the row
 stays in the cache. More of them are several groups (``short_groups``).
+
+A sweep counts in every lane by itself, ``[ROWS, BLOCK]``, and adds the lanes up when it is over: a sum over the
+block in every step would make all warps wait for each other.
 """
 
 # mypy: ignore-errors
@@ -21,7 +24,7 @@ def count_items(
     """Relevant and existing items of each list, and where its first ROWS relevant items are."""
     row = tl.program_id(0).to(tl.int64)
     relevant = 0
-    existing = 0
+    existing = tl.zeros([BLOCK], tl.int32)
     for block in range(0, tl.cdiv(n, BLOCK)):
         at = block * BLOCK + tl.arange(0, BLOCK)
         exists = at < n
@@ -33,9 +36,9 @@ def count_items(
             number = relevant + tl.cumsum(found, 0) - 1
             tl.store(first_group + row * ROWS + number, at.to(tl.int32), mask=(found > 0) & (number < ROWS))
         relevant += here
-        existing += tl.sum(exists.to(tl.int32))
+        existing += exists.to(tl.int32)
     tl.store(counts + row, relevant)
-    tl.store(items + row, existing)
+    tl.store(items + row, tl.sum(existing))
 
 
 @triton.jit
@@ -60,24 +63,27 @@ def _own_ranks(score, index, in_use, ROWS: tl.constexpr):
 
 @triton.jit
 def _one_group(
-    scores, relevance, mask, group, sums, tables, losses, changes, row, n, half, strength, n_tables, p,
+    scores, relevance, mask, group, pushes, tables, losses, changes, row, n, half, strength, n_tables, p,
     FORM: tl.constexpr, REACH: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A list whose relevant items are all in one group: two sweeps over the row.
 
-    By lambda ``strength`` is the step of a slope of 1, by window the window.
+    By lambda ``strength`` is the step of a slope of 1, by window the window. ``pushes`` has room for what an irrelevant
+    item gets between any two places among the group.
     """
     in_use = tl.arange(0, ROWS) < p
     index = tl.load(group + tl.arange(0, ROWS), mask=in_use, other=0)
     score = tl.load(scores + index, mask=in_use, other=0.0).to(tl.float32) - half
-    above = tl.zeros([ROWS], tl.int32)
+    counts = tl.zeros([ROWS, BLOCK], tl.int32)
     nan = tl.zeros([BLOCK], tl.int32)
     for block in range(0, tl.cdiv(n, BLOCK)):
         at = block * BLOCK + tl.arange(0, BLOCK)
         value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
         nan = nan | ((value != value) & (relevant | irrelevant)).to(tl.int32)
-        above += tl.sum((irrelevant[None, :] & (value[None, :] >= score[:, None])).to(tl.int32), 1)
+        counts += (irrelevant[None, :] & (value[None, :] >= score[:, None])).to(tl.int32)
+    above = tl.sum(counts, 1)
+    counts = tl.zeros([ROWS, BLOCK], tl.int32)
     own = _own_ranks(score, index, in_use, ROWS)
     term, slope = item_terms(FORM, tables, n_tables, above, own)
     loss = tl.sum(tl.where(in_use, term, 0.0)) / tl.maximum(p, 1).to(tl.float64)
@@ -92,53 +98,61 @@ def _one_group(
                 at = block * BLOCK + tl.arange(0, BLOCK)
                 value, _, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
                 lower = value[None, :] >= moved[:, None]
-                new += tl.sum((irrelevant[None, :] & lower).to(tl.int32), 1)
+                counts += (irrelevant[None, :] & lower).to(tl.int32)
                 passed = tl.sum((value[None, :] >= score[:, None]).to(tl.int32) - lower.to(tl.int32), 0)
                 tl.store(changes + at, tl.where(irrelevant, passed, 0), mask=at < n)
-            result = new - above - own
+            result = new + tl.sum(counts, 1) - above - own
         else:
             slope = tl.where(in_use & (above > 0), slope, 0.0)
             count = tl.maximum(p, 1).to(tl.float64)
             many, one = units(tl.max(tl.abs(slope)), tl.maximum(p, 1))
             here = (slope * many).to(tl.int64)
-            slot = 1 + tl.arange(0, ROWS)  # the sum of all slopes up to each rank
-            up_to = tl.sum(tl.where(own[None, :] <= slot[:, None], here[None, :], 0), 1)
-            tl.store(sums + tl.arange(0, ROWS), up_to)
+            slot = tl.arange(0, 2 * ROWS)
+            up_to = tl.sum(tl.where(own[None, :] <= slot[:, None], here[None, :], 0), 1)  # slopes up to each rank
+            between = pushed(up_to[:, None] - up_to[None, :], one, count)  # [place after, place before]
+            tl.store(pushes + slot[:, None] * (2 * ROWS) + slot[None, :], between)
             tl.debug_barrier()
             risen = tl.where(in_use, score + strength.to(tl.float32), float("-inf"))
             score = tl.where(in_use, score, float("-inf"))  # items that are not there stand above no other
-            after = tl.zeros([ROWS], tl.int32)
             for block in range(0, tl.cdiv(n, BLOCK)):
                 at = block * BLOCK + tl.arange(0, BLOCK)
                 value, _, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
                 higher = value[None, :] < risen[:, None]
-                after += tl.sum((irrelevant[None, :] & ~higher).to(tl.int32), 1)
+                counts += (irrelevant[None, :] & ~higher).to(tl.int32)
                 # both places of an item in one number: they are 16 at most
                 both = (value[None, :] < score[:, None]).to(tl.int32) + (higher.to(tl.int32) << 16)
                 both = tl.sum(both, 0)
                 low, high = both & 0xFFFF, both >> 16
                 moved = irrelevant & (low != high)
-                total = tl.load(sums + high - 1, mask=moved, other=0)
-                total -= tl.load(sums + low - 1, mask=moved & (low > 0), other=0)
-                tl.store(changes + at, tl.where(moved, pushed(total, one, count), 0), mask=at < n)
-            result = pulled(slope, above - after, count)
+                push = tl.load(pushes + high * (2 * ROWS) + low, mask=moved, other=0)
+                tl.store(changes + at, push, mask=at < n)
+            result = pulled(slope, above - tl.sum(counts, 1), count)
         tl.debug_barrier()
         tl.store(changes + index, result, mask=in_use)
 
 
-@triton.jit(do_not_specialize=["half_bits", "reach_bits", "n_tables"])
-def rank_lists(
-    scores, relevance, mask, counts, items, first_group, lists, divisor, spread, tables, losses, changes, ranks, sums,
-    rows, n, slots, room, per_call, n_tables, half_bits, reach_bits,
-    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr,
-    FEW: tl.constexpr, ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Loss of each list and (WRITE) the gradient of each of its items; a program takes every so many-th list.
+@triton.jit
+def _strength_of_list(reach, existing, counting, p, REACH: tl.constexpr):
+    """By lambda the step of a slope of 1, by window the window."""
+    if REACH == LAM:
+        lam_list = reach * existing.to(tl.float64) / tl.maximum(counting, 1).to(tl.float64)
+        return lam_list / tl.maximum(p, 1).to(tl.float64)
+    else:
+        return reach
 
-    ``ranks`` and ``sums`` have a row for each program.
+
+@triton.jit(do_not_specialize=["half_bits", "reach_bits", "n_tables"])
+def rank_sparse_lists(
+    scores, relevance, mask, counts, items, first_group, lists, divisor, spread, tables, losses, changes, pushes,
+    rows, n, slots, per_call, n_tables, half_bits, reach_bits,
+    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr,
+    FEW: tl.constexpr, ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """Loss of each list of up to ROWS relevant items and (WRITE) the gradient of each of its items.
+
+    A program takes every so many-th list. Blocks are of BLOCK items against FEW relevant ones, of NARROW against more.
     """
-    ranks += tl.program_id(0).to(tl.int64) * room
-    sums += tl.program_id(0) * ROWS
+    pushes += tl.program_id(0).to(tl.int64) * (4 * ROWS * ROWS)
     call = tl.full([], -1, tl.int64)
     counting = tl.full([], 1, tl.int64)  # lists of the call that count
     half = tl.full([], 0.0, tl.float32)
@@ -158,23 +172,43 @@ def rank_lists(
             reach = strength_of(reach_bits, spread, call, REACH)
         existing = tl.load(items + row)
         tl.store(divisor + row, divisor_of(reach, existing, counting, REACH))
-        strength = reach
-        if REACH == LAM:
-            lam_list = reach * existing.to(tl.float64) / tl.maximum(counting, 1).to(tl.float64)
-            strength = lam_list / tl.maximum(p, 1).to(tl.float64)
+        strength = _strength_of_list(reach, existing, counting, p, REACH)
         if p > slots:  # a wrong hint: there is no room for so many, and nothing must look like a result
             tl.store(losses + row, float("nan"))
         elif p <= FEW:
             _one_group(
-                scores + at, relevance + at, mask + at, first_group + row * ROWS, sums, tables, losses, changes + at,
+                scores + at, relevance + at, mask + at, first_group + row * ROWS, pushes, tables, losses, changes + at,
                 row, n, half, strength, n_tables, p, FORM, REACH, WRITE, MASKED, FEW, BLOCK,
             )  # fmt: skip
         elif p <= ROWS:
             _one_group(
-                scores + at, relevance + at, mask + at, first_group + row * ROWS, sums, tables, losses, changes + at,
-                row, n, half, strength, n_tables, p, FORM, REACH, WRITE, MASKED, ROWS, BLOCK,
+                scores + at, relevance + at, mask + at, first_group + row * ROWS, pushes, tables, losses, changes + at,
+                row, n, half, strength, n_tables, p, FORM, REACH, WRITE, MASKED, ROWS, NARROW,
             )  # fmt: skip
-        else:
+
+
+@triton.jit(do_not_specialize=["half_bits", "reach_bits", "n_tables"])
+def rank_other_lists(
+    scores, relevance, mask, counts, items, lists, spread, tables, losses, changes, ranks, rows, n, slots, room,
+    per_call, n_tables, half_bits, reach_bits,
+    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What :func:`rank_sparse_lists` leaves out: lists of more than ROWS relevant items.
+
+    A kernel of its own, so that the registers it needs do not slow down the sparse lists. ``ranks`` has a row for each
+    program.
+    """
+    ranks += tl.program_id(0).to(tl.int64) * room
+    for number in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row = tl.full([], 0, tl.int64) + number
+        p = tl.load(counts + row)
+        if (p > ROWS) & (p <= slots):
+            at = row * n
+            call = row // per_call
+            half = half_margin(half_bits, spread, call, MARGIN_SHARE)
+            reach = strength_of(reach_bits, spread, call, REACH)
+            strength = _strength_of_list(reach, tl.load(items + row), tl.load(lists + call), p, REACH)
             if WRITE and REACH != LAM:
                 several_groups_by_window(
                     scores + at, relevance + at, mask + at, tables, losses, changes + at, ranks, row, n, slots, half,

@@ -23,6 +23,12 @@ def span(block, BLOCK: tl.constexpr):
     return block * tl.full([], BLOCK, tl.int64) + tl.arange(0, BLOCK)
 
 
+@triton.jit
+def blocks_of(n, BLOCK: tl.constexpr):
+    """How many blocks n >= 1 items are; tl.cdiv adds before it divides, which overflows just below 2^31."""
+    return (n - 1) // BLOCK + 1
+
+
 # ------------------------------------------------------------------------------ numbers of a request
 
 

@@ -1,0 +1,119 @@
+"""What embeddings need on their way to score lists, in few launches on a GPU: unit length, relevance and mask.
+
+Called in plain eager mode and inside ops; see :func:`rankgrad.engine.registration.is_plain_call`.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankgrad.engine.dispatch import has_triton
+from rankgrad.engine.launching import Launcher, Plan, kinds, on_its_device
+from rankgrad.engine.registration import is_plain_call
+from rankgrad.engine.triton_arguments import as_numbers
+
+_WIDEST = 16_384  # a row is held in registers
+_MOST_BLOCKS = 65_535
+SHORTEST = 1e-12  # shorter rows are divided by this, as torch.nn.functional.normalize does
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from rankgrad.engine._kernels import rows
+
+    return rows
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(*key: Any) -> Plan:
+    return Plan()
+
+
+def _width(columns: int) -> int:
+    return max(32, 1 << (columns - 1).bit_length())
+
+
+def _by_kernels(rows: Tensor) -> bool:
+    fits = rows.dtype == torch.float32 and 0 < rows.shape[1] <= _WIDEST and len(rows) > 0
+    return rows.is_cuda and fits and has_triton()
+
+
+def normalized(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of unit length and the lengths before, ``[rows, 1]``."""
+    if _by_kernels(rows):
+        return launch_normalize(rows)
+    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows / length.clamp_min(SHORTEST), length
+
+
+def launch_normalize(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`normalized` in one launch."""
+    rows, (count, width) = rows.contiguous(), rows.shape
+    unit, length = torch.empty_like(rows), rows.new_empty(count, 1)
+    with on_its_device(rows):
+        Launcher(_plan("forward", rows.device, width, *kinds(rows)), rows.device)(
+            _kernels().normalize_rows, (count, 1), rows, unit, length, width, SHORTEST, BLOCK=_width(width)
+        )
+    return unit, length
+
+
+def normalized_backward(grad: Tensor, unit: Tensor, length: Tensor, least: float) -> Tensor:
+    """The gradient of rows from that of :func:`normalized` ones, bounded for rows shorter than ``least``."""
+    if _by_kernels(grad):
+        return launch_normalize_backward(grad, unit, length, least)
+    across = grad - unit * (grad * unit).sum(-1, keepdim=True)
+    return across * torch.minimum(length.reciprocal(), length / least / least)
+
+
+def launch_normalize_backward(grad: Tensor, unit: Tensor, length: Tensor, least: float) -> Tensor:
+    """:func:`normalized_backward` in one launch."""
+    grad, (count, width) = grad.contiguous(), grad.shape
+    out = torch.empty_like(grad)
+    with on_its_device(grad):
+        Launcher(_plan("backward", grad.device, width, *kinds(grad)), grad.device)(
+            _kernels().normalize_rows_backward, (count, 1), grad, unit, length, out, width, least,
+            BLOCK=_width(width),
+        )  # fmt: skip
+    return out
+
+
+def relevance_and_mask(
+    labels: Tensor, own: Tensor | None, candidate_labels: Tensor, numbers: Tensor, valid: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Which candidates are relevant to which query, and which exist, ``[queries, candidates]``; None: all.
+
+    Relevant are candidates with a query's label. Those with its own number do not exist for it, nor do those that
+    are not valid.
+    """
+    alike = labels.dtype == candidate_labels.dtype and (own is None or own.dtype == numbers.dtype)
+    some = len(labels) * len(candidate_labels)
+    if labels.is_cuda and alike and some and is_plain_call(labels) and has_triton():
+        return launch_flags(labels, own, candidate_labels, numbers, valid)
+    mask = None if own is None else own.unsqueeze(1) != numbers
+    if valid is not None:
+        mask = valid.expand(len(labels), -1) if mask is None else mask & valid
+    return labels.unsqueeze(1) == candidate_labels, mask
+
+
+def launch_flags(
+    labels: Tensor, own: Tensor | None, candidate_labels: Tensor, numbers: Tensor, valid: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`relevance_and_mask` in one launch."""
+    queries, candidates = len(labels), len(candidate_labels)
+    relevance = torch.empty(queries, candidates, dtype=torch.bool, device=labels.device)
+    mask = None if own is None and valid is None else torch.empty_like(relevance)
+    # pointers that are not used point to some other tensor
+    read = (labels, labels if own is None else own, candidate_labels, numbers, labels if valid is None else valid)
+    given = [as_numbers(one) for one in read]
+    written = as_numbers(relevance), as_numbers(relevance if mask is None else mask)
+    rows, block = 8, min(512, _width(candidates))
+    grid = -(-queries // rows), min(-(-candidates // block), _MOST_BLOCKS)
+    with on_its_device(labels):
+        Launcher(_plan("flags", labels.device, queries, candidates, *kinds(*given)), labels.device)(
+            _kernels().flag_pairs, grid, *given, *written, queries, candidates,
+            OWN=own is not None, VALID=valid is not None, ROWS=rows, BLOCK=block,
+        )  # fmt: skip
+    return relevance, mask
