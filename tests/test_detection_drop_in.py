@@ -138,7 +138,7 @@ def test_the_loss_is_that_of_the_sampled_regions():
     assert seen["labels"].unique().tolist() == [0, 1, 3]
     odds = seen["logits"][:, 1:] - seen["logits"][:, :1]
     relevance = F.one_hot(seen["labels"], 1 + CLASSES)[:, 1:].bool()
-    ranking = rankgrad.ClassRankingLoss(form="log_ap", memory=0)(odds, relevance)
+    ranking = rankgrad.ClassRankingLoss(lam=0.5, margin=0.15)(odds, relevance)
     torch.testing.assert_close(loss, 2 * plain_loss + 0.5 * ranking)
 
 
