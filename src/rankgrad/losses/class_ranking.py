@@ -31,8 +31,8 @@ class ClassRankingLoss(nn.Module):
         memory: How many past batches serve as extra candidates.
         map_weight: Weight of the mean over per-class lists.
         pooled_weight: Weight of the one list of all (item, class) pairs.
-        form: What a list's loss is: ``"log_ap"`` (starts from bad ranks, see
-            :func:`average_precision_loss`), ``"ap"`` (the paper's), or the recall weights ``"log"`` and ``"loglog"``.
+        form: What a list's loss is: ``"log_ap"`` (starts from bad ranks, see :func:`average_precision_loss`),
+            ``"ap"`` (the paper's), or the recall weights ``"log"`` and ``"loglog"``.
         distributed: With several processes, take the items of all of them as one batch; see :class:`RecallLoss`.
         window: Instead of ``lam``, as in :func:`recall_loss`.
 
