@@ -72,7 +72,7 @@ def main() -> None:
         if args.data is None:
             parser.error("--data is needed to train")
         jobs = side_by_side.jobs_of(args, "cub", ROWS, settings_of_all(args))
-        side_by_side.train(jobs, parallel=args.parallel, mps=args.mps, minutes=args.minutes)
+        side_by_side.train(jobs, parallel=args.parallel, mps=args.mps, minutes=args.minutes, keep=args.keep)
     write_text(args.out / "table.md", table(args.out, settings_of_all(args)))
     print((args.out / "table.md").read_text())
 
@@ -104,7 +104,7 @@ def table(out: Path, every: list[str]) -> str:
         speed = statistics.fmean(result["speed"] for result in results)
         cells += [f"{seconds:.0f}", f"{speed:,.0f}", f"`{settings}`"]
         epochs = f"{results[0]['last']['epoch']:g}"
-        lines.append(f"| {name} | {epochs} | {len(results)} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {epochs} | {side_by_side.seeds_of(out, name)} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 

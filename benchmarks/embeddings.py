@@ -9,11 +9,13 @@ Settings are chosen on *training* classes: every loss trains on a part of them a
 seed, ten epochs, last epoch), at three learning rates, then at the best of these with the layers behind the
 backbone at ten times its rate. The better setting then trains on all training classes, with three seeds and all
 epochs, and is judged on the test classes. The table has the last epoch, never the best of several; a run that
-collapses counts as 0. All else is the default recipe (`rankgrad show folder`).
+fails (its embeddings collapse, its loss is not finite) counts as 0. All else is the default recipe
+(`rankgrad show folder`). The row "folder as it stands" is that recipe on the data as a folder of classes, with
+nothing set but the data and the weights; on Omniglot the small network and its image size too.
 
-Runs that are finished are not run again: a call that `--minutes` ended goes on in the next one, from a copy of the
-folder of results on another machine too. First all losses are chosen for, then tested with the first seed, then
-with the others, so that an early end leaves a table with fewer seeds. Weights are not kept.
+Runs that are finished or failed are not run again: a call that `--minutes` ended goes on in the next one, from a
+copy of the folder of results on another machine too. First all losses are chosen for, then tested with the first
+seed, then with the others, so that an early end leaves a table with fewer seeds.
 
 CUB: DIR has CUB_200_2011. Flowers: DIR/.../<class number>/<image>; classes 1 to 51 train, 52 to 102 test.
 Omniglot: DIR has images_background_small{1,2}.zip; the first trains, and of the second the three alphabets test
@@ -33,10 +35,13 @@ from typing import NamedTuple
 
 from benchmarks import side_by_side
 from benchmarks.side_by_side import Job, mean_of
+from rankgrad.lab.retrieval.images.config import Data
+from rankgrad.lab.retrieval.images.data.benchmarks import read_cub
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.images import SUFFIXES
 
+MULTI = "loss=pml:MultiSimilarityLoss loss.alpha=2 loss.beta=50 loss.base=0.5"
 TRIPLET = "loss=pml:TripletMarginLoss loss.margin=0.2 miner=pml:TripletMarginMiner miner.type_of_triplets=semihard"
 #: Ours with the values that stand in their Modules, baselines with their authors' values.
 ROWS = {
@@ -48,15 +53,18 @@ ROWS = {
     "recall, loglog, memory 3": "loss=recall loss.memory=3",
     "ProxyAnchor": "loss=pml:ProxyAnchorLoss loss.margin=0.1 loss.alpha=32 proxy_lr=0.02",
     "ProxyNCA": "loss=pml:ProxyNCALoss loss.softmax_scale=3 proxy_lr=0.02",
-    "MultiSimilarity": "loss=pml:MultiSimilarityLoss loss.alpha=2 loss.beta=50 loss.base=0.5",
+    "MultiSimilarity": MULTI,
+    "MultiSimilarity, miner": f"{MULTI} miner=pml:MultiSimilarityMiner miner.epsilon=0.1",
     "Contrastive": "loss=pml:ContrastiveLoss loss.neg_margin=0.5",
     "Triplet, semi-hard": TRIPLET,
     "FastAP": "loss=pml:FastAPLoss loss.num_bins=10",
     "SmoothAP": "loss=surrogate:smoothap",
 }
+AS_IT_STANDS = "folder as it stands"
 RATES = (1e-5, 3e-5, 1e-4)
 HEADS = (1, 10)  #: rates of the layers behind the backbone, times its own
-SMALL = "backbone=tiny weights=none precision=fp32 embedding=128 view.resize=28 view.crop=28 view.scale=0.6"
+TINY = "backbone=tiny weights=none embedding=128 view.resize=28 view.crop=28"
+SMALL = f"{TINY} precision=fp32 view.scale=0.6 view.flip=false data.cache=device"
 
 
 class DataSet(NamedTuple):
@@ -68,28 +76,50 @@ class DataSet(NamedTuple):
     choosing: int  #: epochs of the runs that settings are chosen from
     held_out: float  #: share of the training classes that they are judged on
     faster: float
+    stands: str = ""  #: settings of the row "folder as it stands"
 
 
 #: A third of Flowers' training classes leaves the 32 of a full batch.
 SETS = {
     "cub": DataSet("cub-proxy", "", 15, 10, 0.5, 1),
     "flowers": DataSet("folder", "compile=true data.cache=device", 15, 10, 0.35, 1),
-    "omniglot": DataSet("folder", f"{SMALL} view.flip=false data.cache=device", 27, 27, 0.5, 30),
+    "omniglot": DataSet("folder", SMALL, 27, 27, 0.5, 30, TINY),
 }
 UNSEEN = ("Japanese_(katakana)", "Sanskrit", "Tagalog")  # alphabets of the second set that the first has not
 
 
 def prepared(name: str, source: Path, out: Path) -> Path:
-    """The data set as a folder with ``train`` and ``test``, made once; CUB has a reader of its own."""
+    """The data set as a folder with ``train`` and ``test``, made once."""
     if not source.is_dir():
         raise UserError(f"{name}: no such folder {str(source)!r}")
-    if name == "cub":
-        return source
     made = out / "data" / name
-    if not (made / "complete").is_file():
-        {"flowers": _flowers, "omniglot": _omniglot}[name](source, made)
-        write_text(made / "complete", "")
+    complete = made / "complete"  # says how many: links do not travel with a copy of the results
+    if not complete.is_file() or complete.read_text() != str(_many(made)):
+        {"cub": _cub, "flowers": _flowers, "omniglot": _omniglot}[name](source, made)
+        write_text(complete, str(_many(made)))
     return made
+
+
+def _many(made: Path) -> int:
+    """Images of a prepared data set that can be opened."""
+    return sum(path.is_file() for path in made.glob("*/*/*"))
+
+
+def _link(path: Path, folder: Path) -> None:
+    """An image of a data set in the folder of its class."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / path.name
+    if not link.exists():
+        link.unlink(missing_ok=True)  # to a place on another machine
+        link.symlink_to(path.resolve())
+
+
+def _cub(source: Path, made: Path) -> None:
+    """Links to the images as the official lists have them."""
+    splits = read_cub(Data(name="cub", root=str(source), counts="any"))
+    for part, items in (("train", splits.train), ("test", splits.query)):
+        for row, path in enumerate(items.sources):
+            _link(Path(str(path)), made / part / items.class_name(row))
 
 
 def _flowers(source: Path, made: Path) -> None:
@@ -99,10 +129,7 @@ def _flowers(source: Path, made: Path) -> None:
         raise UserError(f"flowers: expected images in folders named by class numbers in {source}, found none")
     for path in found:
         part = "train" if int(path.parent.name) <= 51 else "test"
-        link = made / part / f"{int(path.parent.name):03d}" / path.name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink():
-            link.symlink_to(path.resolve())
+        _link(path, made / part / f"{int(path.parent.name):03d}")
 
 
 def _omniglot(source: Path, made: Path) -> None:
@@ -125,13 +152,17 @@ def tried(name: str, row: str, rate: float, head: float) -> tuple[str, str]:
 
 
 def score(out: Path, run: str) -> tuple[float, float] | None:
-    """R@1 and mAP@R of a run's last epoch; 0 where its embeddings collapsed, None where it is not finished."""
+    """R@1 and mAP@R of a run with the first seed; None where it has not ended."""
     folder = side_by_side.folder_of(out, run, 0)
-    if (folder / "result.json").is_file():
-        last = json.loads((folder / "result.json").read_text())["last"]
-        return last["R@1"], last["mAP@R"]
-    output = folder / "output.txt"
-    return (0.0, 0.0) if output.is_file() and "the embeddings collapsed" in output.read_text() else None
+    return last_of(folder) if side_by_side.ended(folder) else None
+
+
+def last_of(folder: Path) -> tuple[float, float]:
+    """R@1 and mAP@R of the last epoch of a run that ended; 0 where it failed."""
+    if (folder / side_by_side.FAILED).is_file():
+        return 0.0, 0.0
+    last = json.loads((folder / "result.json").read_text())["last"]
+    return last["R@1"], last["mAP@R"]
 
 
 def tries(out: Path, name: str, row: str) -> dict[str, str]:
@@ -156,9 +187,20 @@ def best(out: Path, name: str, row: str) -> str | None:
 def _every(args: argparse.Namespace, name: str, epochs: int) -> list[str]:
     epochs = args.epochs or epochs
     common = [f"epochs={epochs}", f"evaluate_every={epochs}", "evaluate_first=false", "save_minutes=60"]
+    root = args.sources["cub"] if name == "cub" else args.data[name]  # CUB has a reader of its own
+    return [*SETS[name].settings.split(), *common, *_needed(args, name, root), "data.workers=4", *args.settings]
+
+
+def _needed(args: argparse.Namespace, name: str, root: Path) -> list[str]:
+    """The data and the weights."""
     weights = [] if "weights=" in SETS[name].settings else [f"weights={args.weights}"]
-    root = f"data.root={args.data[name]}"
-    return [*SETS[name].settings.split(), *common, *weights, "data.workers=4", root, *args.settings]
+    return [f"data.root={root}", *weights]
+
+
+def _as_it_stands(args: argparse.Namespace, name: str) -> list[str]:
+    """Of the recipe ``folder``, nothing but data and weights."""
+    needed = [*SETS[name].stands.split(), *_needed(args, name, args.data[name])]
+    return [*needed, *([f"epochs={args.epochs}"] if args.epochs else []), *args.settings]
 
 
 def jobs_of(args: argparse.Namespace) -> list[Job]:
@@ -175,6 +217,10 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
         if settings is not None and re.search(args.tested, row):
             chosen = {f"{name}, {row}": settings}
             testing += side_by_side.jobs_of(all_rows, data.recipe, chosen, _every(args, name, data.epochs))
+    for name in args.data if args.as_it_stands else ():
+        testing += side_by_side.jobs_of(
+            all_rows, "folder", {f"{name}, {AS_IT_STANDS}": ""}, _as_it_stands(args, name)
+        )
     return [*choosing, *sorted(testing, key=lambda job: job.seed)]
 
 
@@ -194,12 +240,15 @@ def table(args: argparse.Namespace) -> str:
     for name in args.data:
         epochs, choosing = (args.epochs or one for one in (SETS[name].epochs, SETS[name].choosing))
         lines += [f"## {name}, {epochs} epochs", "", "| loss | seeds | R@1 | mAP@R | chosen |", "|" + "---|" * 5]
-        for row in args.losses:
-            folders = side_by_side.results_of(args.out, f"{name}, {row}")
-            results = [json.loads((folder / "result.json").read_text())["last"] for folder in folders]
-            if results:
-                cells = [mean_of([result[metric] for result in results]) for metric in ("R@1", "mAP@R")]
-                lines.append(f"| {row} | {len(results)} | {' | '.join(cells)} | `{best(args.out, name, row)}` |")
+        for row in [*args.losses, *([AS_IT_STANDS] if args.as_it_stands else [])]:
+            run = f"{name}, {row}"
+            scores = [last_of(folder) for folder in side_by_side.ended_of(args.out, run)]
+            if scores:
+                cells = [mean_of(list(values)) for values in zip(*scores, strict=True)]
+                chosen = f"`{best(args.out, name, row)}`" if row in ROWS else ""
+                lines.append(
+                    f"| {row} | {side_by_side.seeds_of(args.out, run)} | {' | '.join(cells)} | {chosen} |"
+                )
         lines += [
             "",
             f"Held-out training classes ({SETS[name].held_out:.0%}), {choosing} epochs, one seed, R@1 / mAP@R:",
@@ -208,9 +257,9 @@ def table(args: argparse.Namespace) -> str:
         lines += ["", f"| loss | {' | '.join([f'{rate:g}' for rate in RATES] + heads)} |"]
         lines += ["|" + "---|" * (1 + len(RATES) + len(heads))]
         for row in args.losses:
-            scores = [score(args.out, run) for run in tries(args.out, name, row)]
-            if any(found is not None for found in scores):
-                cells = [_cell(found) for found in [*scores, *[None] * len(heads)][: len(RATES) + len(heads)]]
+            found = [score(args.out, run) for run in tries(args.out, name, row)]
+            if any(one is not None for one in found):
+                cells = [_cell(one) for one in [*found, *[None] * len(heads)][: len(RATES) + len(heads)]]
                 lines.append(f"| {row} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
@@ -219,7 +268,7 @@ def table(args: argparse.Namespace) -> str:
 def _cell(found: tuple[float, float] | None) -> str:
     if found is None:
         return ""
-    return "{:.1f} / {:.1f}".format(*found) if any(found) else "collapsed"
+    return "{:.1f} / {:.1f}".format(*found) if any(found) else "failed"
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
@@ -235,7 +284,9 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     unknown = sorted(set(given) - set(SETS))
     if unknown or not all(given.values()):
         parser.error(f"data: expected NAME=DIR with a name of {', '.join(SETS)}, received {' '.join(args.data)}")
-    args.data = {name: prepared(name, Path(folder).expanduser(), args.out) for name, folder in given.items()}
+    args.as_it_stands = bool(re.search(args.rows, AS_IT_STANDS) and re.search(args.tested, AS_IT_STANDS))
+    args.sources = {name: Path(folder).expanduser() for name, folder in given.items()}
+    args.data = {name: prepared(name, folder, args.out) for name, folder in args.sources.items()}
     return args
 
 
@@ -249,7 +300,7 @@ def main() -> None:
             mps=args.mps,
             minutes=args.minutes,
             further=lambda: jobs_of(args),
-            keep=False,
+            keep=args.keep,
         )
     write_text(args.out / "table.md", table(args))
     print((args.out / "table.md").read_text())

@@ -24,8 +24,12 @@ import torch
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
 from rankgrad.lab.training import machine, reuse
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.lab.training.errors import TrainingError, UserError
 from rankgrad.lab.training.task import Task
+
+#: In the folder of a run whose training went wrong: what was said last. It is a result too, and not repeated.
+FAILED = "failed.txt"
 
 
 class Job(NamedTuple):
@@ -61,6 +65,7 @@ def add_running_arguments(parser: argparse.ArgumentParser, *, out: str, epochs: 
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time on the device")
     parser.add_argument("--mps", action="store_true", help="start the multi-process service around the runs")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then, to go on in another call")
+    parser.add_argument("--keep", action="store_true", help="keep the weights of finished runs")
     parser.add_argument("--table", action="store_true", help="only write the table of what is finished")
 
 
@@ -71,14 +76,14 @@ def _load(recipe: str, settings: tuple[str, ...]) -> tuple[type[Task], Any]:
 
 
 @cache
-def _check_finished(folder: Path, recipe: str, settings: tuple[str, ...]) -> None:
-    """A finished run must have these settings, or the table would mix them."""
+def _check_ended(folder: Path, recipe: str, settings: tuple[str, ...]) -> None:
+    """A run that ended must have these settings, or the table would mix them."""
     task, config = _load(recipe, settings)
     run.same_settings(folder, task.completed(config), "--out")
 
 
 def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: Sequence[str]) -> list[Job]:
-    """All chosen rows and seeds that are not finished, seed by seed."""
+    """All chosen rows and seeds that have not ended, seed by seed."""
     jobs = [
         Job(
             row,
@@ -97,8 +102,8 @@ def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: 
         if args.settings and _load(job.recipe, job.settings)[1] != _load(job.recipe, given)[1]:
             told = " ".join(args.settings)
             raise UserError(f"settings: expected what no row sets itself, received {told}; see row {job.row!r}")
-        if (job.folder / "result.json").is_file():
-            _check_finished(job.folder, job.recipe, job.settings)
+        if ended(job.folder):
+            _check_ended(job.folder, job.recipe, job.settings)
         else:
             waiting.append(job)
     return waiting
@@ -131,7 +136,13 @@ def _work(jobs: Connection, threads: int) -> None:
                 try:
                     run.run(job.recipe, list(job.settings), out=str(job.folder), resume=True)
                     how = told(job.folder)
-                except Exception:
+                except TrainingError as error:
+                    print(error)
+                    write_text(job.folder / FAILED, f"{error}\n")
+                    how = f"failed: {error}"
+                except (
+                    Exception
+                ):  # the machine's fault or the program's, not the loss's: tried again in the next call
                     traceback.print_exc()
                     how = f"FAILED, see {job.folder}/output.txt"
             print(f"ended {job.row}, seed {job.seed}: {how}", flush=True)
@@ -152,7 +163,7 @@ def train(
     mps: bool,
     minutes: float,
     further: Callable[[], Sequence[Job]] = lambda: (),
-    keep: bool = True,
+    keep: bool = False,
 ) -> None:
     """Do the jobs, ``parallel`` at a time; one that fails is reported, what is late is stopped.
 
@@ -163,7 +174,7 @@ def train(
         minutes: What is not done by then is stopped; it goes on from its checkpoint in another call.
         further: Asked whenever a job has ended: all jobs that are open now, those that depend on results among
             them, in the order in which to do them. Those that were begun before are not begun again.
-        keep: Whether the weights of finished runs stay. A ResNet-50 leaves half a gigabyte.
+        keep: Whether the weights of runs that ended stay. A ResNet-50 leaves half a gigabyte.
     """
     end = time.monotonic() + 60 * minutes
     threads = max(1, (os.cpu_count() or 1) // max(parallel, 1))
@@ -217,16 +228,31 @@ def _next(said: dict[int, Connection], doing: dict[int, Job], end: float) -> int
 
 
 def _leave_out_weights(folder: Path) -> None:
-    """Remove the weights of a finished run; one that did not end keeps what it goes on from."""
-    if (folder / "result.json").is_file():
+    """Remove the weights of a run that ended; one that did not keeps what it goes on from."""
+    if ended(folder):
         for path in [*folder.glob("*.safetensors"), *folder.glob("*.pt")]:
             path.unlink()
 
 
+def ended(folder: Path) -> bool:
+    """Whether a run is over: finished, or its training went wrong."""
+    return (folder / "result.json").is_file() or (folder / FAILED).is_file()
+
+
+def ended_of(out: Path, row: str) -> list[Path]:
+    """Folders of a row's runs that ended."""
+    return [folder for folder in sorted(folder_of(out, row, 0).parent.glob("seed-*")) if ended(folder)]
+
+
 def results_of(out: Path, row: str) -> list[Path]:
     """Folders of a row's finished runs."""
-    folders = sorted(folder_of(out, row, 0).parent.glob("seed-*"))
-    return [folder for folder in folders if (folder / "result.json").is_file()]
+    return [folder for folder in ended_of(out, row) if (folder / "result.json").is_file()]
+
+
+def seeds_of(out: Path, row: str) -> str:
+    """How many runs of a row finished, and how many failed: ``3``, ``2, 1 failed``."""
+    finished, all_ended = len(results_of(out, row)), len(ended_of(out, row))
+    return f"{finished}, {all_ended - finished} failed" if all_ended > finished else f"{finished}"
 
 
 def mean_of(values: list[float]) -> str:

@@ -9,9 +9,9 @@
     python -m benchmarks.voc --cost [--out runs/voc]       what the loss adds to a training step
 
 Every row is `rankgrad train voc07` with the settings named in the table, several at a time on one GPU, in
-processes of their own (--mps starts NVIDIA's multi-process service around them). Finished runs are not run
+processes of their own (--mps starts NVIDIA's multi-process service around them). Runs that ended are not run
 again, others go on from their last checkpoint. --minutes stops in time what is not finished, for machines that
-are lent.
+are lent. Weights of runs that ended are kept with --keep only.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def table(out: Path, rows: list[str], every: list[str]) -> str:
         cells.append(mean_of(own) if None not in own else "")
         cells.append(f"{statistics.fmean(r['seconds'] for r, _ in runs):.0f}")
         cells.append(f"{statistics.fmean(r['speed'] for r, _ in runs):.0f}")
-        lines.append(f"| {row} | {len(runs)} | {' | '.join(cells)} | `{ROWS[row]}` |")
+        lines.append(f"| {row} | {side_by_side.seeds_of(out, row)} | {' | '.join(cells)} | `{ROWS[row]}` |")
     if found:
         lines += ["", "AP50 (area) by class, softmax scores / odds, mean over seeds:", ""]
         names = list(next(iter(found.values()))[0][1]["softmax"]["AP50"])
@@ -182,7 +182,7 @@ def main() -> None:
         if args.data is None:
             parser.error("--data is needed to train")
         jobs = side_by_side.jobs_of(args, "voc07", ROWS, settings_of_all(args))
-        side_by_side.train(jobs, parallel=args.parallel, mps=args.mps, minutes=args.minutes)
+        side_by_side.train(jobs, parallel=args.parallel, mps=args.mps, minutes=args.minutes, keep=args.keep)
     write_text(args.out / "table.md", table(args.out, list(ROWS), settings_of_all(args)))
     print((args.out / "table.md").read_text())
 

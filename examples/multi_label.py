@@ -3,7 +3,7 @@
     python examples/multi_label.py
 
 Four of scikit-learn's digits side by side; a class is relevant to an image if its digit is among the four.
-`rankgrad.ClassRankingLoss` takes the logits as they are; the log form starts from random weights.
+`rankgrad.ClassRankingLoss` takes the logits as they are and starts from random weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def train(steps: int = 300, seed: int = 0) -> tuple[float, float]:
     """mAP on unseen images before and after training, in percent."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-    loss = rankgrad.ClassRankingLoss(form="log_ap", memory=3)
+    loss = rankgrad.ClassRankingLoss()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     images, shown = draw(4096, seed=1)
     test_images, test_shown = draw(1024, seed=2)

@@ -5,6 +5,7 @@ import io
 import pickle
 import subprocess
 import sys
+import types
 from typing import NamedTuple
 
 import pytest
@@ -17,7 +18,8 @@ from torchvision.models.detection import FasterRCNN, KeypointRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
-from torchvision.ops import MultiScaleRoIAlign, sigmoid_focal_loss
+from torchvision.models.detection.rpn import RegionProposalNetwork
+from torchvision.ops import MultiScaleRoIAlign, generalized_box_iou_loss, sigmoid_focal_loss
 
 import rankgrad
 from rankgrad.detection import (
@@ -29,7 +31,9 @@ from rankgrad.detection import (
     ranking_loss,
     use_ranking_loss,
 )
+from rankgrad.detection.boxes import decoded
 from rankgrad.detection.inference import detections_of
+from rankgrad.detection.objectness import objectness_loss
 from rankgrad.detection.region_loss import padded
 
 CLASSES = 4
@@ -138,8 +142,84 @@ def test_the_loss_is_that_of_the_sampled_regions():
     assert seen["labels"].unique().tolist() == [0, 1, 3]
     odds = seen["logits"][:, 1:] - seen["logits"][:, :1]
     relevance = F.one_hot(seen["labels"], 1 + CLASSES)[:, 1:].bool()
-    ranking = rankgrad.ClassRankingLoss(form="log_ap", memory=0)(odds, relevance)
+    ranking = rankgrad.ClassRankingLoss(lam=0.5, margin=0.15)(odds, relevance)
     torch.testing.assert_close(loss, 2 * plain_loss + 0.5 * ranking)
+
+
+@pytest.mark.parametrize("options", [{"rpn": True}, {"boxes": True}, {"rpn": True, "boxes": True}])
+@pytest.mark.parametrize("kind", [FasterRCNN, MaskRCNN])
+def test_objectness_and_boxes_if_asked_for(options, kind):
+    """Each changes its own loss and no other; the same weights fit, and :func:`plain` takes all of it back."""
+    changed = {"rpn": "loss_objectness", "boxes": "loss_box_reg"}
+    before = losses_of(detector(kind), kind)
+    model = use_ranking_loss(detector(kind), memory=0, **options)
+    after = losses_of(model, kind)
+    wanted = {"loss_classifier", *(changed[name] for name in options)}
+    assert {name for name in before if not torch.equal(before[name], after[name])} == wanted
+    assert model.state_dict().keys() == detector(kind).state_dict().keys()
+    sum(after.values()).backward()
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(losses_of(again, kind), after)
+    restored = losses_of(plain(model), kind)
+    assert all(torch.equal(before[name], restored[name]) for name in before)
+    assert type(model.rpn) is RegionProposalNetwork and type(model.roi_heads) is RoIHeads
+    assert not {"giou_boxes", "region_loss"} & vars(model.roi_heads).keys()
+
+
+def test_objectness_is_that_of_all_anchors():
+    """The loss of the objectness and the labels that torchvision gives all anchors; no random choice."""
+    model, seen = use_ranking_loss(detector(), memory=0, rpn=True), {}
+    ours = type(model.rpn).compute_loss
+
+    def look(self, objectness, deltas, labels, targets):
+        seen.update(objectness=objectness, labels=labels)
+        return ours(self, objectness, deltas, labels, targets)
+
+    model.rpn.compute_loss = types.MethodType(look, model.rpn)
+    value = losses_of(model)["loss_objectness"]
+    kind = torch.stack(seen["labels"])
+    assert kind.shape[0] == 2 and set(kind.unique().tolist()) == {-1, 0, 1} and not (kind[1] == 1).any()
+    torch.testing.assert_close(value, objectness_loss(seen["objectness"].reshape(kind.shape), kind))
+
+
+def test_boxes_are_those_of_sampled_regions():
+    model, seen = use_ranking_loss(detector(), memory=0, boxes=True), {}
+    model.roi_heads.box_predictor.register_forward_hook(lambda module, inputs, out: seen.update(boxes=out[1]))
+    ours = type(model.roi_heads).select_training_samples
+
+    def look(self, *given):
+        seen["sampled"] = ours(self, *given)
+        return seen["sampled"]
+
+    model.roi_heads.select_training_samples = types.MethodType(look, model.roi_heads)
+    value = losses_of(model)["loss_box_reg"]
+    regions, _, labels, targets = seen["sampled"]
+    together = torch.cat(labels)
+    boxes, objects = decoded(model.roi_heads.box_coder, seen["boxes"], regions, together, torch.cat(targets))
+    front = together > 0
+    wanted = 10 * generalized_box_iou_loss(boxes[front], objects[front], reduction="sum") / len(together)
+    torch.testing.assert_close(value, wanted)
+
+
+def test_proposals_of_a_ranked_rpn_do_not_depend_on_the_origin_of_scores():
+    """The sigmoid of scores from 17 on is 1: the stock network would mix up the levels."""
+    net = use_ranking_loss(detector(rpn_post_nms_top_n_test=20), rpn=True).rpn.eval()
+    generator = torch.Generator().manual_seed(2)
+    corner = torch.rand(2, 60, 2, generator=generator) * 60
+    boxes = torch.cat([corner, corner + 5 + 30 * torch.rand(2, 60, 2, generator=generator)], 2)
+    objectness = torch.randn(2, 60, generator=generator)
+    found = [net.filter_proposals(boxes, objectness + up, [(90, 90)] * 2, [40, 20])[0] for up in (0, 40)]
+    for low, high in zip(*found, strict=True):
+        assert torch.equal(low, high) and len(low) == 20
+
+
+def test_what_is_no_region_proposal_network():
+    model = detector()
+    model.rpn = nn.Identity()
+    with pytest.raises(ValueError, match=r"^rpn: expected a model with torchvision's region proposal network"):
+        use_ranking_loss(model, rpn=True)
+    assert type(model.roi_heads) is RoIHeads
 
 
 @pytest.mark.parametrize("form", ["ap", "log_ap"])

@@ -183,13 +183,28 @@ def test_repr_says_what_was_set():
 
 
 def test_defaults():
-    """Nothing to choose: reach and margin from the spread of the similarities. Detection: the paper's."""
+    """Nothing to choose: reach and margin from the spread of the scores, for cosines and logits alike."""
     recall, ap, classes = rankgrad.RecallLoss(), rankgrad.AveragePrecisionLoss(), rankgrad.ClassRankingLoss()
-    for loss in (recall, ap):
+    for loss in (recall, ap, classes):
         assert (loss.lam, loss.window, loss.margin, loss.memory.size) == (None, None, "auto", 0)
     assert (recall.weight, ap.log) == ("loglog", False)
-    assert (classes.lam, classes.window, classes.margin, classes.memory.size) == (None, None, 0.15, 7)
-    assert (classes.map_weight, classes.pooled_weight, classes.form) == (2, 1, "ap")
+    assert (classes.map_weight, classes.pooled_weight, classes.form) == (2, 1, "log_ap")
+    paper = RegionLoss()  # a detector's logits have a scale, so its values are numbers
+    assert (paper.ranking.lam, paper.ranking.margin, paper.ranking.memory.size) == (0.5, 0.15, 7)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_class_ranking_serves_logits_of_any_scale(scale):
+    """Logits times k have the same loss, and a gradient divided by k."""
+    logits, relevance = torch.randn(64, 5, dtype=torch.float64), torch.rand(64, 5) < 0.2
+    plain, scaled = logits.clone().requires_grad_(), (logits * scale).requires_grad_()
+    loss = rankgrad.ClassRankingLoss()
+    values = [loss(x, relevance) for x in (plain, scaled)]
+    for value in values:
+        value.backward()
+    torch.testing.assert_close(values[0], values[1])
+    torch.testing.assert_close(plain.grad, scaled.grad * scale)
+    assert float(plain.grad.abs().sum()) > 0
 
 
 @pytest.mark.parametrize("form", ["ap", "log_ap", "log", "loglog"])
@@ -399,7 +414,7 @@ def test_a_label_of_no_class_leaves_no_gradient_that_looks_sound(monkeypatch):
 def test_ties_of_the_pooled_list_go_by_item():
     """Equal scores, as half precision has many: no class comes before another, and a batch before the memory."""
     generator = torch.Generator().manual_seed(0)
-    loss = rankgrad.ClassRankingLoss(lam=0.5, map_weight=0, memory=1)
+    loss = rankgrad.ClassRankingLoss(lam=0.5, margin=0.15, map_weight=0, memory=1, form="ap")
     batches = [
         (torch.randint(0, 4, (40, 5), generator=generator).double(), torch.rand(40, 5, generator=generator) < 0.2)
         for _ in range(2)

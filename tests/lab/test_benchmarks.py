@@ -110,7 +110,16 @@ def test_the_data_of_the_table(tmp_path):
             "test": {"Sanskrit character01", "Tagalog character01"},
         },
     }
-    assert len(embeddings.jobs_of(args)) == 2 * 3 * len(embeddings.ROWS)
+    stands = ["flowers, folder as it stands", "omniglot, folder as it stands"]
+    jobs = embeddings.jobs_of(args)
+    assert len(jobs) == 2 * (3 * len(embeddings.ROWS) + 3)  # rates of each, and seeds of the recipe
+    assert [(job.row, job.seed) for job in jobs[-6:]] == [(row, seed) for seed in range(3) for row in stands]
+    link = args.data["flowers"] / "train" / "001" / "0.png"
+    link.unlink()
+    (link.parent / "1.png").unlink()
+    (link.parent / "1.png").symlink_to("/another/machine")
+    embeddings.parsed([*words, "--out", str(tmp_path / "out")])  # of a copy without its links
+    assert link.is_file() and (link.parent / "1.png").is_file()
     with pytest.raises(SystemExit):
         embeddings.parsed([f"birds={tmp_path}"])
 
@@ -122,13 +131,13 @@ def test_the_table_of_embeddings(tmp_path, monkeypatch, capsys):
     small = ["backbone=tiny", "precision=fp32", "embedding=8", "batch.size=4", "per_class=2", "view.resize=16"]
     small += ["view.crop=12", "data.counts=any", "device=cpu", "compile=false"]
     words = [f"cub={tmp_path / 'cub'}", "--weights", "none", "--out", str(tmp_path / "out"), "--epochs", "1"]
-    words += ["--seeds", "2", "--rows", "^SmoothAP", "--set", *small]
+    words += ["--seeds", "2", "--rows", "^SmoothAP|folder", "--set", *small]
     monkeypatch.setattr(sys, "argv", ["embeddings.py", *words])
     embeddings.main()
     written = (tmp_path / "out" / "table.md").read_text()
     assert written in capsys.readouterr().out and str(tmp_path) not in written
     rows = [line.split(" | ")[0] for line in written.splitlines() if line.startswith("| ") and "±" in line]
-    assert rows == ["| SmoothAP"]
+    assert rows == ["| SmoothAP", "| folder as it stands"]
     args = embeddings.parsed(words)
     assert embeddings.jobs_of(args) == []
     left = {path.name for path in args.out.rglob("*") if path.suffix in (".pt", ".safetensors")}
@@ -139,9 +148,44 @@ def test_the_table_of_embeddings(tmp_path, monkeypatch, capsys):
     result.unlink()
     assert [job.row for job in embeddings.jobs_of(args)] == runs[:1]  # the faster head follows when it is known
     assert embeddings.best(args.out, "cub", "SmoothAP") is None
-    (result.parent / "output.txt").write_text("loss: the embeddings collapsed at step 3")
-    assert embeddings.score(args.out, runs[0]) == (0, 0) and "collapsed" in embeddings.table(args)
+    (result.parent / "failed.txt").write_text("loss: nan at step 3")
+    assert embeddings.score(args.out, runs[0]) == (0, 0) and "failed" in embeddings.table(args)
     assert embeddings.best(args.out, "cub", "SmoothAP").endswith("embedding_lr=10")
+
+
+def test_the_recipe_as_it_stands(tmp_path):
+    """Nothing is set but data and weights, and the classes to train on are CUB's."""
+    images.cub_set(tmp_path / "cub", classes=(1, 2, 101))
+    words = [f"cub={tmp_path / 'cub'}", "--weights", "none", "--out", str(tmp_path / "out"), "--rows", "folder"]
+    args = embeddings.parsed(words)
+    (job, *_) = embeddings.jobs_of(args)
+    assert job.recipe == "folder"
+    assert job.settings == (f"data.root={args.data['cub']}", "weights=none", "seed=0")
+    found = {part: {path.name for path in (args.data["cub"] / part).iterdir()} for part in ("train", "test")}
+    assert {len(names) for names in found.values()} == {1, 2} and len(found["train"]) == 2
+
+
+def test_a_run_that_fails_counts_as_nothing_and_is_not_repeated(tmp_path, capsys):
+    """The loss becomes NaN: the row has a result, 0, which enters the mean; what a signal stopped goes on."""
+    images.cub_set(tmp_path / "cub", classes=(1, 2, 3, 4, 101, 102))
+    words = [f"cub={tmp_path / 'cub'}", "--weights", "none", "--out", str(tmp_path / "out"), "--rows", "^FastAP"]
+    small = ["backbone=tiny", "precision=fp32", "embedding=8", "batch.size=4", "per_class=2", "view.resize=16"]
+    small += ["view.crop=12", "data.counts=any", "device=cpu", "compile=false", "weight_decay=1e20"]
+    args = embeddings.parsed([*words, "--epochs", "9", "--set", *small])
+    (job, *_) = [one for one in embeddings.jobs_of(args) if "1e-05" in one.row]
+    ours, theirs = multiprocessing.Pipe()
+    for given in (job, None):
+        ours.send(given)
+    side_by_side._work(theirs, 1)
+    said = (job.folder / "failed.txt").read_text()
+    assert said.startswith("loss: nan at step ") and f"failed: {said}" in capsys.readouterr().out
+    assert job not in embeddings.jobs_of(args) and embeddings.score(args.out, job.row) == (0, 0)
+    for seed, finished in enumerate((True, False, True)):
+        folder = side_by_side.folder_of(args.out, "cub, FastAP", seed)
+        folder.mkdir(parents=True)
+        name, text = ("result.json", '{"last": {"R@1": 60, "mAP@R": 30}}') if finished else ("failed.txt", said)
+        (folder / name).write_text(text)
+    assert "| FastAP | 2, 1 failed | 40.0 ± 34.6 | 20.0 ± 17.3 |" in embeddings.table(args)
 
 
 def test_what_is_chosen_comes_before_what_is_tested(tmp_path, monkeypatch):

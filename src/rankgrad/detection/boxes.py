@@ -14,6 +14,9 @@ from torch import Tensor
 
 from rankgrad.detection.region_loss import class_scores
 
+#: Of the GIoU loss beside a classifier's: mmdetection's Faster R-CNN has it too.
+BOX_WEIGHT = 10.0
+
 
 def areas(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Area of the intersection, and of each of the two, of boxes ``[..., 4]``, broadcast."""
@@ -70,7 +73,7 @@ def overlap_of(
 def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     r"""The sum over foreground regions of :math:`1 - \mathrm{GIoU}`, over the number of regions.
 
-    The same division as in torchvision's smooth L1 loss of boxes. mmdetection's Faster R-CNN gives it weight 10.
+    The same division as in torchvision's smooth L1 loss of boxes.
 
     Args:
         boxes: ``[regions, 4]``, decoded.
@@ -88,6 +91,20 @@ def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | 
         weights = weights.detach().where(front, 0)
         each = each * weights * (front.sum() / weights.sum().clamp(min=1e-12))
     return each.sum() / max(len(labels), 1)
+
+
+def sampled_giou_loss(
+    coder: Any,
+    box_regression: Tensor,
+    regions: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    weights: Tensor | None = None,
+) -> Tensor:
+    """:func:`giou_loss` of sampled regions; arguments as in :func:`overlap_of`."""
+    together = torch.cat(list(labels))
+    found = decoded(coder, box_regression, regions, together, torch.cat(list(targets)))
+    return giou_loss(*found, together, weights)
 
 
 def own_scores(class_logits: Tensor, labels: Tensor, scores: str) -> Tensor:

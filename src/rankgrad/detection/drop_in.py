@@ -7,20 +7,29 @@ from typing import Any, TypeVar
 from torch import nn
 
 from rankgrad import _check
+from rankgrad.detection.exchange import Exchanged, exchanged, original
 from rankgrad.detection.region_loss import SCORES, RegionLoss
+from rankgrad.detection.rpn import RankingProposals
 from rankgrad.graphs import graphed
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def use_ranking_loss(
-    model: Model, loss: nn.Module | None = None, *, scores: str | None = None, **options: Any
+    model: Model,
+    loss: nn.Module | None = None,
+    *,
+    scores: str | None = None,
+    rpn: bool = False,
+    boxes: bool = False,
+    **options: Any,
 ) -> Model:
     """Train a torchvision Faster R-CNN or Mask R-CNN for mAP: its region classifier gets a ranking loss.
 
     The model is changed in place: in training, ``loss_classifier`` is the given loss of the sampled regions' class
-    logits; box regression, RPN and masks are untouched. In ``model.eval()`` detections are scored by ``scores``,
-    with torchvision's own score threshold, NMS and number of detections. :func:`plain` takes it back.
+    logits; RPN and box regression are untouched unless asked for, masks always. In ``model.eval()`` detections are
+    scored by ``scores``, with torchvision's own score threshold, NMS and number of detections. :func:`plain` takes
+    it back.
 
     Nothing is added to the model's ``state_dict``: weights are exchanged freely with a plain model's. The
     memory is state of the training, in ``ranking_loss(model).state_dict()``; save that too if training goes on.
@@ -34,6 +43,10 @@ def use_ranking_loss(
             :class:`RegionLoss` with ``options``.
         scores: What scores a detection at test time, see :func:`class_log_odds`; by default
             :attr:`RegionLoss.scores`, and softmax with another loss.
+        rpn: Whether objectness is ranked too, over all anchors of an image, instead of cross entropy on sampled
+            ones (``loss_objectness``).
+        boxes: Whether the heads' boxes are trained by GIoU on decoded boxes, times 10, instead of smooth L1 on
+            encoded ones (``loss_box_reg``).
         options: Of :class:`RegionLoss`, e.g. ``lam``, ``margin``, ``memory``, ``form``.
 
     Returns:
@@ -51,6 +64,7 @@ def use_ranking_loss(
     """
     try:
         from torchvision.models.detection.roi_heads import RoIHeads
+        from torchvision.models.detection.rpn import RegionProposalNetwork
 
         from rankgrad.detection import roi_heads
     except ModuleNotFoundError as error:
@@ -61,6 +75,8 @@ def use_ranking_loss(
     heads = getattr(model, "roi_heads", None)
     if not isinstance(heads, RoIHeads):
         raise _check.fail("model", "a torchvision detector with roi_heads (Faster R-CNN, Mask R-CNN)", model)
+    if rpn and not isinstance(getattr(model, "rpn", None), RegionProposalNetwork):
+        raise _check.fail("rpn", "a model with torchvision's region proposal network", model)
     if loss is not None and options:
         raise ValueError(f"loss: expected either a loss or options of RegionLoss, received both ({list(options)})")
     loss = RegionLoss(**options) if loss is None else loss
@@ -73,7 +89,10 @@ def use_ranking_loss(
     # Others' losses may do what cannot be recorded.
     heads.__dict__[roi_heads.REPLAYED] = graphed(loss) if type(loss) is RegionLoss else loss
     heads.__dict__[roi_heads.SCORES] = scores
-    heads.__class__ = roi_heads.exchanged(type(heads))
+    heads.__dict__[roi_heads.BOXES] = bool(boxes)
+    heads.__class__ = exchanged(type(heads), roi_heads.RankingHeads)
+    if rpn:
+        model.rpn.__class__ = exchanged(type(model.rpn), RankingProposals)
     return model
 
 
@@ -105,9 +124,10 @@ def plain(model: Model) -> Model:
     """
     from rankgrad.detection import roi_heads
 
-    heads = getattr(model, "roi_heads", None)
-    if isinstance(heads, roi_heads.RankingHeads):
-        heads.__class__ = roi_heads.original(type(heads))
-        for name in (roi_heads.LOSS, roi_heads.REPLAYED, roi_heads.SCORES):
-            del heads.__dict__[name]
+    parts = (getattr(model, name, None) for name in ("roi_heads", "rpn"))
+    for part in parts:
+        if isinstance(part, Exchanged):
+            part.__class__ = original(type(part))
+            for name in (roi_heads.LOSS, roi_heads.REPLAYED, roi_heads.SCORES, roi_heads.BOXES):
+                part.__dict__.pop(name, None)
     return model

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rankgrad.detection.boxes import overlap_of
+from rankgrad.detection.boxes import BOX_WEIGHT, overlap_of, sampled_giou_loss
+from rankgrad.detection.exchange import Exchanged
 from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss, padded
 from rankgrad.graphs import Graphed
 
 #: Attributes that hold what the drop-in needs. They are no submodules: the state_dict stays torchvision's.
-LOSS, REPLAYED, SCORES = "region_loss", "replayed_loss", "region_scores"
+LOSS, REPLAYED, SCORES, BOXES = "region_loss", "replayed_loss", "region_scores", "giou_boxes"
 
 
 def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
@@ -39,7 +40,7 @@ def in_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     return (again[0], *output[1:]) if type(output) is tuple else again
 
 
-class RankingHeads:
+class RankingHeads(Exchanged):
     """RoI heads with our loss; mixed into the class of a model's heads, torchvision's or a user's."""
 
     training: bool
@@ -54,7 +55,7 @@ class RankingHeads:
         return samples
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As in torchvision, with our loss under ``loss_classifier``."""
+        """As in torchvision, with our loss under ``loss_classifier`` and, if wanted, under ``loss_box_reg``."""
         seen: list[Any] = []
 
         def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
@@ -66,10 +67,14 @@ class RankingHeads:
         try:
             result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
             if self.training:
-                sampled, named = self.__dict__["_sampled"], {}
+                logits, regression = seen[0][:2]
+                regions, _, labels, targets = self.__dict__["_sampled"][:4]
+                sampled, named = (self.box_coder, regression, regions, labels, targets), {}
                 if isinstance(self.__dict__[LOSS], RegionLoss) and self.__dict__[LOSS].needs_overlap:
-                    named["overlap"] = overlap_of(self.box_coder, seen[0][1], sampled[0], sampled[2], sampled[3])
-                losses["loss_classifier"] = self._loss(seen[0][0], sampled[2], **named)
+                    named["overlap"] = overlap_of(*sampled)
+                losses["loss_classifier"] = self._loss(logits, labels, **named)
+                if self.__dict__[BOXES]:
+                    losses["loss_box_reg"] = BOX_WEIGHT * sampled_giou_loss(*sampled)
             return result, losses
         finally:
             self.__dict__.pop("_sampled", None)
@@ -95,11 +100,6 @@ class RankingHeads:
             loss.to(class_logits.device)
         return cast(Tensor, replayed(*inputs, **named))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """The class is made at run time: a pickle names the one it was made of."""
-        reduced: Any = super().__reduce_ex__(2)
-        return _empty, (original(type(self)),), *reduced[2:]
-
     def postprocess_detections(
         self, class_logits: Tensor, box_regression: Tensor, proposals: Any, image_shapes: Any
     ) -> Any:
@@ -115,23 +115,3 @@ class RankingHeads:
             [one["scores"] for one in found],
             [one["labels"] for one in found],
         )
-
-
-_MADE: dict[type, type] = {}
-
-
-def exchanged(kind: type) -> type:
-    """The class of heads with the exchange, for heads of this class (torchvision's, or a user's subclass)."""
-    if kind not in _MADE:
-        _MADE.setdefault(kind, type(f"Ranking{kind.__name__}", (RankingHeads, kind), {}))
-    return _MADE[kind]
-
-
-def _empty(kind: type) -> Any:
-    made: Any = exchanged(kind)
-    return made.__new__(made)
-
-
-def original(kind: type) -> type:
-    """The class of heads before the exchange."""
-    return next(plain for plain, made in _MADE.items() if made is kind)

@@ -20,18 +20,19 @@ class ClassRankingLoss(nn.Module):
     """Ranking loss for class scores: multi-label classifiers and the class branch of detectors.
 
     ``(map_weight * mAP loss + pooled_weight * pooled AP loss) / (map_weight + pooled_weight)``, each with
-    the given ``lam``. The defaults are the paper's. The last ``memory`` batches take part in both as
-    candidates without gradient.
+    the given ``lam``. The last ``memory`` batches take part in both as candidates without gradient. The defaults
+    serve logits of any scale; the paper's detector has
+    ``ClassRankingLoss(form="ap", lam=0.5, margin=0.15, memory=7)``.
 
     Args:
         lam: Interpolation strength, > 0 (0.5 in the paper). With neither it nor ``window`` the window is taken
             from the spread of the scores, as in :func:`recall_loss`.
-        margin: Score margin, a number or ``"auto"``.
+        margin: Score margin: ``"auto"``, a share of the spread of the scores, or a number.
         memory: How many past batches serve as extra candidates.
         map_weight: Weight of the mean over per-class lists.
         pooled_weight: Weight of the one list of all (item, class) pairs.
-        form: What a list's loss is: ``"ap"`` (the paper's), ``"log_ap"`` (starts from bad ranks, see
-            :func:`average_precision_loss`), or the recall weights ``"log"`` and ``"loglog"``.
+        form: What a list's loss is: ``"log_ap"`` (starts from bad ranks, see :func:`average_precision_loss`),
+            ``"ap"`` (the paper's), or the recall weights ``"log"`` and ``"loglog"``.
         distributed: With several processes, take the items of all of them as one batch; see :class:`RecallLoss`.
         window: Instead of ``lam``, as in :func:`recall_loss`.
 
@@ -44,11 +45,11 @@ class ClassRankingLoss(nn.Module):
     def __init__(
         self,
         lam: float | None = None,
-        margin: Margin = 0.15,
-        memory: int = 7,
+        margin: Margin = "auto",
+        memory: int = 0,
         map_weight: float = 2,
         pooled_weight: float = 1,
-        form: str = "ap",
+        form: str = "log_ap",
         distributed: bool = False,
         window: float | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, concat_box_prediction_layers
 from torchvision.ops import nms
 
-from rankgrad.detection.boxes import decoded, giou_loss, own_scores
+from rankgrad.detection.boxes import own_scores, sampled_giou_loss
 from rankgrad.detection.objectness import objectness_loss
 from rankgrad.lab.detection.config import Boxes
 from rankgrad.lab.detection.matching import Truth, matches, overlaps, sample
@@ -197,10 +197,8 @@ class BatchedHeads(RoIHeads):  # type: ignore[misc]
     ) -> Tensor:
         """Of the sampled regions of all images."""
         assert self.boxes is not None
-        together = torch.cat(labels)
-        weights = own_scores(logits, together, self.box_scores) if self.boxes.by_score else None
-        found = decoded(self.box_coder, regression, regions, together, torch.cat(targets))
-        return giou_loss(*found, together, weights)
+        weights = own_scores(logits, torch.cat(labels), self.box_scores) if self.boxes.by_score else None
+        return sampled_giou_loss(self.box_coder, regression, regions, labels, targets, weights)
 
     def select_training_samples(self, proposals: list[Tensor], targets: list[dict[str, Tensor]] | None) -> Any:
         """Regions, their objects, labels and regression targets of each image, as torchvision returns them."""

@@ -17,7 +17,7 @@ from rankgrad.lab.ranker.config import Config, Data
 from rankgrad.lab.ranker.data import Queries, Split
 from rankgrad.lab.ranker.trained import TrainedRanker
 from rankgrad.lab.training.checkpoint import fill, write_text
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.errors import TrainingError, UserError
 from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import average_precision, ndcg, reciprocal_rank
@@ -180,7 +180,7 @@ def measure(network: nn.Module, queries: Queries, config: Config) -> dict[str, f
     """NDCG@k, MAP and MRR in percent, mean over the queries with something relevant."""
     scores = score(network, queries)
     if not bool(scores.isfinite().all()):
-        raise UserError("the network produced scores that are NaN or infinite; try a lower lr or optim.clip")
+        raise TrainingError("the network produced scores that are NaN or infinite; try a lower lr or optim.clip")
     return figures(scores, queries, config)
 
 

@@ -15,7 +15,7 @@ from rankgrad.engine.registration import NotANumberError
 from rankgrad.lab.retrieval import batches, losses, watch
 from rankgrad.lab.retrieval.source import Draw, Source, Sources
 from rankgrad.lab.training import log, optim
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.errors import TrainingError, UserError
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
 
@@ -227,7 +227,7 @@ class RetrievalTask(Task):
         try:
             found = retrieval_metrics(queries, labels, *others)
         except NotANumberError as error:
-            raise UserError(f"{error}: the network produced NaN or infinite embeddings") from None
+            raise TrainingError(f"{error}: the network produced NaN or infinite embeddings") from None
         return Judged(found, found.summary(config.recall_at), queries, gallery)
 
     def evaluate(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankgrad import distributed
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.errors import TrainingError
 from rankgrad.pairs import unit_length
 
 #: Steps that are averaged before anything is said.
@@ -73,8 +73,8 @@ class Watch:
                 said.append(self._no_gradient(row))
         return said
 
-    def _collapsed(self, now: float, row: Mapping[str, float]) -> UserError:
-        return UserError(
+    def _collapsed(self, now: float, row: Mapping[str, float]) -> TrainingError:
+        return TrainingError(
             f"loss: the embeddings collapsed at step {row['step']:.0f} (epoch {row['epoch']:.0f}, learning rate "
             f"{row['lr']:.3g}): all items get nearly the same one, the spread of a batch fell from "
             f"{self.largest:.3f} to {now:.4f}. Training stopped. Try a lower lr, head_epochs=2, optim.warmup=100, "

@@ -18,6 +18,10 @@ class UserError(ValueError):
         self.status = status
 
 
+class TrainingError(UserError):
+    """Training went wrong and would again: a loss or embeddings that are not finite, embeddings that collapsed."""
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal asked a run to stop; its state is saved.
 

@@ -23,7 +23,7 @@ from rankgrad.engine.registration import NotANumberError
 from rankgrad.lab import callbacks
 from rankgrad.lab.training import checkpoint, log, optim, signals
 from rankgrad.lab.training.config import RunConfig
-from rankgrad.lab.training.errors import Interrupted, UserError
+from rankgrad.lab.training.errors import Interrupted, TrainingError, UserError
 from rankgrad.lab.training.run_files import Result, State, checked
 from rankgrad.lab.training.task import Task
 
@@ -197,10 +197,10 @@ class Trainer:
         self._told += self.task.watch(finite)
         return f"loss {rows[-1]['loss']:.4f}"
 
-    def _lost(self, loss: float, step: int, rate: float) -> UserError:
+    def _lost(self, loss: float, step: int, rate: float) -> TrainingError:
         epoch = (step - 1) // self.task.steps_per_epoch + 1
         kept = f"the checkpoint before it is {self.state_file}" if self.state_file.is_file() else "no checkpoint"
-        return UserError(
+        return TrainingError(
             f"loss: {loss} at step {step} (epoch {epoch}, learning rate {rate:.3g}), training stopped; {kept}. "
             "Try a lower lr, optim.clip, or precision=fp32."
         )
