@@ -87,7 +87,11 @@ def _of_case(
     case: Case, queries: Tensor, labels: Tensor, memory: EmbeddingMemory, other: str, alone: float, *, others: bool
 ) -> Iterator[Line]:
     device = queries.device
-    losses: dict[str, nn.Module] = {"recall, window": RecallLoss(window=0.1, margin=0.05), "recall": RecallLoss()}
+    losses: dict[str, nn.Module] = {
+        "recall, window": RecallLoss(window=0.1, margin=0.05),
+        "recall, window, max_relevant": RecallLoss(window=0.1, margin=0.05, max_relevant=retrieval.PER_CLASS),
+        "recall": RecallLoss(),
+    }
     for loss in losses.values():
         loss.memory = memory
     if others:
