@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rankgrad
-from rankgrad.engine import cuda, dense, dispatch, reference, spread
+from rankgrad.engine import cuda, dense, dispatch, embeddings, reference, short, spread
 
 from cases import (
     DTYPES,
@@ -51,6 +51,39 @@ def test_equal_to_the_reference(shape, kind, share):
         )
         reach = reaching(("lam", "window", "share")[(number + number // 2) % 3], SHAPES[shape][0], lam=100.0)
         assert_equal_to_reference(cuda, *data, form, **{"margin": 0.25 * (number % 3), **reach})
+
+
+@pytest.mark.parametrize("relevant", [3, 16])
+@pytest.mark.parametrize("lists", [17, 600])
+def test_long_lists_with_a_hint_of_few_relevant_items(lists, relevant):
+    """Few lists by wide programs, many by narrow ones."""
+    scores, relevance, mask = make("ties", (1, lists, 100_003), 0.0, masked=True, device="cuda")
+    relevance[..., 5 : 100_000 : 100_000 // relevant] = True
+    assert cuda.regime(request(scores, relevance, mask, "ap", max_relevant=16)) is short
+    for reach in ("lam", "window", "share"):
+        given = {"margin": 0.25, **reaching(reach, lam=100.0)}
+        assert_equal_to_reference(cuda, scores, relevance, mask, "ap", max_relevant=16, **given)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (70, 512), (33, 4001)])
+def test_embeddings_by_kernels(shape):
+    rows, grad = torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda")
+    rows[0] = 0
+    lengths = rows.double().norm(dim=1, keepdim=True)
+    unit, found = embeddings.normalized(rows)
+    torch.testing.assert_close(unit.double(), rows.double() / lengths.clamp(min=1e-12), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.double(), lengths, rtol=1e-6, atol=0)
+    on_cpu = embeddings.normalized_backward(*(one.cpu().double() for one in (grad, unit, found)), 1e-6)
+    torch.testing.assert_close(
+        embeddings.normalized_backward(grad, unit, found, 1e-6).cpu().double(), on_cpu, rtol=1e-4, atol=1e-6
+    )
+    labels, numbers = torch.randint(5, shape[:1], device="cuda"), torch.arange(shape[0], device="cuda")
+    others, valid = torch.randint(5, (700,), device="cuda"), torch.rand(700, device="cuda") < 0.5
+    for own, exists in ((None, None), (numbers, None), (None, valid), (numbers, valid)):
+        given = labels, own, others, torch.arange(700, device="cuda"), exists
+        expected = embeddings.relevance_and_mask(*(one if one is None else one.cpu() for one in given))
+        for got, right in zip(embeddings.relevance_and_mask(*given), expected, strict=True):
+            assert got is None if right is None else torch.equal(got.cpu(), right)
 
 
 @pytest.mark.parametrize("kind", KINDS)
