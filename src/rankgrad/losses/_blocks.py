@@ -85,8 +85,6 @@ class Asked(NamedTuple):
 
     def forces_on(self, pairs: Pairs, known: "Known", lists: Tensor, queries: int) -> tuple[Tensor, Tensor]:
         """Value and gradient of the forces on a block's scores."""
-        if self.forces == "soft":
-            return _forces.soft(*pairs, self.weight, queries)
         near, far = _forces.wrong_sides(self.forces, self.upper, self.lower, *pairs)
         scores, relevance, _ = pairs
         if self.forces == "hinge":

@@ -8,9 +8,8 @@ its share of the value and of the gradient at once.
 import torch
 from torch import Tensor
 
-#: How forces are weighed: ``"hinge"``, all pairs on the wrong side alike; ``"balanced"``, every list alike;
-#: ``"soft"``, every list alike, by smooth hinges.
-KINDS = ("hinge", "balanced", "soft")
+#: How forces are weighed: ``"hinge"``, all pairs on the wrong side alike; ``"balanced"``, every list alike.
+KINDS = ("hinge", "balanced")
 
 
 def wrong_sides(
@@ -72,27 +71,3 @@ def balanced(
     value = (below * pull).sum() + torch.log1p(above).sum() / queries
     pull, push = pull.to(scores.dtype), push.to(scores.dtype)
     return value, torch.where(near, -pull, push.where(far, 0))
-
-
-#: Steepness of the smooth hinges, and their threshold.
-PULL, PUSH, BASE = 2.0, 50.0, 0.5
-
-
-def soft(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, weight: float, queries: int
-) -> tuple[Tensor, Tensor]:
-    """Mean over queries of log(1 + sum exp(a (b - S))) / a over relevant items, plus that of
-    log(1 + sum exp(c (S - b))) / c over the others, times a weight: the hinges of the MultiSimilarity loss.
-
-    Returns:
-        The value, float64, and its gradient with respect to the scores.
-    """
-    exists = torch.ones_like(relevance) if mask is None else mask
-    gaps = scores - BASE
-    pulls = torch.exp(-PULL * gaps).where(relevance & exists, 0)
-    pushes = torch.exp(PUSH * gaps).where(~relevance & exists, 0)
-    pulled, pushed = (1 + each.sum(1, keepdim=True, dtype=torch.float64) for each in (pulls, pushes))
-    value = (pulled.log() / PULL + pushed.log() / PUSH).sum() * (weight / queries)
-    share = weight / queries
-    gradient = pushes * (share / pushed).to(scores.dtype) - pulls * (share / pulled).to(scores.dtype)
-    return value, gradient

@@ -44,7 +44,6 @@ class PairRankingLoss(AveragePrecisionLoss):
         hinge: float = 1.0,
         pull: float = 0.9,
         push: float = 0.6,
-        soft: float = 0.0,
         memory: int = 0,
         max_relevant: int | None = None,
         distributed: bool = False,
@@ -52,7 +51,7 @@ class PairRankingLoss(AveragePrecisionLoss):
     ) -> None:
         super().__init__(
             lam=lam,
-            window=0.1 if lam is None and window is None and not soft else window,
+            window=0.1 if lam is None and window is None else window,
             margin=margin,
             log=log,
             memory=memory,
@@ -61,14 +60,11 @@ class PairRankingLoss(AveragePrecisionLoss):
             process_group=process_group,
         )
         self.hinge = _check.non_negative("hinge", hinge)
-        self.soft = _check.non_negative("soft", soft)
         self.pull, self.push = _check.finite("pull", pull), _check.finite("push", push)
 
     def asked(self, dtype: torch.dtype) -> Asked:
         """What is computed of every list of the batch: ranks, and the hinge."""
         asked = super().asked(dtype)
-        if self.soft:
-            return asked._replace(forces="soft", weight=self.soft)
         if not self.hinge:
             return asked
         return asked._replace(forces="hinge", upper=self.pull, lower=self.push, weight=self.hinge)

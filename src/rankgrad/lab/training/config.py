@@ -39,7 +39,6 @@ class Optim(Section):
     schedule: Literal["steps", "cosine", "constant"] = "steps"  # how the learning rate falls
     milestones: tuple[NonNegative, ...] = ()  # for the schedule steps: epochs after which the rate falls
     decay: Positive = 0.3  # for the schedule steps: the factor at each milestone
-    average: NonNegative = 0.0  # weights are averaged over about this share of all steps; 0: as they are
 
 
 class RunConfig(Section):

@@ -11,7 +11,7 @@ import math
 import os
 import random
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,6 @@ from rankgrad import distributed
 from rankgrad.engine.registration import NotANumberError
 from rankgrad.lab import callbacks
 from rankgrad.lab.training import checkpoint, log, optim, signals
-from rankgrad.lab.training.average import Average
 from rankgrad.lab.training.config import RunConfig
 from rankgrad.lab.training.errors import Interrupted, TrainingError, UserError
 from rankgrad.lab.training.run_files import Result, State, checked
@@ -55,8 +54,6 @@ class Trainer:
         torch.backends.cudnn.benchmark = task.same_shapes
         self.optimizer = optim.make_optimizer(task.parameter_groups(), config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        share = config.optim.average
-        self.average = Average(task.network, share * self._total) if share else None
         self.step = 0
         self.result = Result()
         self.log: log.Log | None = None  # in the process that writes
@@ -176,8 +173,6 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step += 1
-        if self.average is not None:
-            self.average.update(self.step)
         row = {"step": float(self.step), "epoch": (self.step - 1) // self.task.steps_per_epoch + 1.0, "lr": rate}
         told = {"loss": loss, "gradient_norm": norm, **self.task.parts}
         self._waiting.append((row, {name: value.detach().float() for name, value in told.items()}))
@@ -212,7 +207,7 @@ class Trainer:
 
     def _evaluate(self, bar: log.Progress, stop: signals.Stop) -> None:
         bar.advance(self.step, "evaluating")
-        with stop.leaving(), self._averaged():
+        with stop.leaving():
             metrics = self.task.evaluate()
         epoch = self.step // self.task.steps_per_epoch
         if self.task.headline not in metrics:
@@ -232,11 +227,7 @@ class Trainer:
 
     def _save_weights(self, name: str, row: dict[str, float]) -> None:
         settings = {"config": self.config.model_dump(mode="json"), "metrics": row, **self.task.metadata()}
-        with self._averaged():
-            checkpoint.save_weights(self.folder / f"{name}.safetensors", self.task.network, settings)
-
-    def _averaged(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.average is None else self.average.in_use()
+        checkpoint.save_weights(self.folder / f"{name}.safetensors", self.task.network, settings)
 
     def _save(self) -> None:
         self._read_losses()  # a checkpoint is only written of finite losses
@@ -249,7 +240,6 @@ class Trainer:
             "loss": self.task.loss.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "average": [] if self.average is None else self.average.kept,
             "result": vars(self.result),
         }
         checkpoint.save_state(self.state_file, state)
@@ -296,8 +286,6 @@ class Trainer:
             self.task.loss.load_state_dict(state["loss"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
-            if self.average is not None:
-                self.average.load(state["average"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             said = " ".join(str(error).split())[:200]
             raise UserError(f"--resume: {self.state_file} does not fit this run ({said})") from None

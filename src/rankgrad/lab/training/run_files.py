@@ -46,7 +46,6 @@ class State(TypedDict):
     loss: dict[str, Any]
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
-    average: NotRequired[list[Any]]  # not in states from before there was one
     result: Result
 
 
