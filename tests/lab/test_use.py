@@ -42,7 +42,9 @@ def ranker(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "a.txt"
     path.write_text("\n".join(lines))
     out = tmp_path_factory.mktemp("runs") / "ranker"
-    return run.run("ranker", [f"data.root={path}", "epochs=1", "hidden=[4]", "device=cpu"], out=str(out))[0]
+    return run.run(
+        "ranker", [f"data.root={path}", "epochs=1", "hidden=[4]", "device=cpu", "baselines=[]"], out=str(out)
+    )[0]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from rankgrad.lab.training.task import Task
 #: Bytes that must be free where a run is written.
 ROOM = 256 << 20
 #: Settings that may change when a run goes on: they do not touch its numbers.
-_FREE = {"device", "callbacks", "save_minutes", "data.root", "data.workers", "data.cache"}
+_FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
 
 
 def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
