@@ -209,6 +209,12 @@ def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
     ]
 
 
+def chosen_by(folder: Path) -> str:
+    """What chose the best evaluation, where that is the test part."""
+    metric = read_json(next(folder.glob("**/data.json")), DataNotes).get("headline")
+    return f", by {metric} on the test part" if metric else ""
+
+
 def _time(result: Result | None) -> dict[str, str]:
     if result is None:
         return {"time": "not finished"}
