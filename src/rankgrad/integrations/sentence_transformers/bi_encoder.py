@@ -18,7 +18,6 @@ from rankgrad.distributed import Processes
 from rankgrad.engine.precision import without_autocast
 from rankgrad.integrations.sentence_transformers.list_losses import (
     ListLoss,
-    check_grades,
     described,
     graded,
     in_order,
@@ -164,7 +163,7 @@ class RankingLoss(nn.Module):
         if grades.shape[1] != len(documents):
             expected = f"{len(documents)} grades a query, one for each column behind the first"
             raise _check.fail("label", expected, grades)
-        check_grades("label", grades)
+        _check.numbers_of("label", grades)
         given = unit_length(queries), unit_length(torch.stack(list(documents), 1)), grades
         rows, stacked, grades = map(self.processes.gather, given)  # [B, dim], [B, n, dim], [B, n]
         if self.in_batch:
@@ -180,7 +179,7 @@ class RankingLoss(nn.Module):
     def _of_pairs(self, columns: Sequence[Tensor], numbers: Tensor) -> Tensor:
         if len(columns) != 2 or numbers.shape != columns[0].shape[:1]:
             raise _check.fail("label", f"one number a pair, or {len(columns) - 1} grades a query", numbers)
-        check_grades("label", numbers)
+        _check.numbers_of("label", numbers)
         scores, numbers = map(self.processes.gather, (_dot(*map(unit_length, columns)), numbers))
         return self._list_loss(in_order)(scores, numbers, mask=None)
 
