@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from rankgrad import _check
 from rankgrad.distributed import Processes
@@ -41,7 +43,8 @@ class RankingLoss(nn.Module):
     | text, text | a number | all pairs of the batch, to be ordered as their numbers | Spearman |
 
     Of graded documents, a grade below 0 says that there is none (lists of different lengths). Works inside
-    ``MatryoshkaLoss``; a memory is then kept for each dimension. Evaluation never enters the memory.
+    ``MatryoshkaLoss``: a memory is then kept for each dimension, and shorter embeddings are compared with as many
+    leading numbers of the proxies. Evaluation never enters the memory.
 
     Args:
         model: The SentenceTransformer.
@@ -102,6 +105,8 @@ class RankingLoss(nn.Module):
     def _loss(self, columns: list[Tensor], labels: Tensor | None) -> Tensor:
         if not columns:
             raise _check.fail("sentence_features", "at least one column of texts", columns)
+        if labels is not None and not isinstance(labels, Tensor):
+            raise _check.fail("label", "a tensor of numbers, lists of grades being of one length", labels)
         if len(columns) == 1:
             return self._of_classes(columns[0], labels)
         if labels is None:
@@ -119,7 +124,12 @@ class RankingLoss(nn.Module):
         if isinstance(loss, EmbeddingLoss) and loss.memory.rows:
             loss = self._of_size(loss, embeddings.shape[1])
         loss.train(self.training and self.model.training and torch.is_grad_enabled())
-        result: Tensor = loss(embeddings, labels.long())
+        given, size = (embeddings, labels.long()), embeddings.shape[1]
+        if (
+            isinstance(loss, ProxyRankingLoss) and size < loss.proxies.shape[1]
+        ):  # MatryoshkaLoss cuts embeddings so
+            return functional_call(loss, {"proxies": loss.proxies[:, :size]}, given)  # type: ignore[no-any-return]
+        result: Tensor = loss(*given)
         return result
 
     def _of_size(self, loss: EmbeddingLoss, size: int) -> EmbeddingLoss:
@@ -260,8 +270,16 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         for part, gradient in zip(parts, gradients, strict=False):
             part.grad = gradient
         # The hook above hands these on at backward, times what arrives there, as the mixin does for the texts.
-        self._own += zip(own, gradients[len(parts) :], strict=True)
+        weight = self._weight_of_size(parts[0].shape[1])
+        self._own += [(p, weight * gradient) for p, gradient in zip(own, gradients[len(parts) :], strict=True)]
         return loss.detach()
+
+    def _weight_of_size(self, size: int) -> float:
+        """The weight MatryoshkaLoss gives this embedding size: it applies it to the gradients of texts only."""
+        nested = vars(self).get("calculate_loss")
+        if not isinstance(nested, CachedLossDecorator):
+            return 1.0
+        return float(dict(zip(nested.matryoshka_dims, nested.matryoshka_weights, strict=True))[size])
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says about the loss."""
