@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,8 +66,8 @@ def train(task: RankerTask, folder: Path) -> None:
             continue
         write_text(place / "result.json", json.dumps(vars(result), indent=1))
         done[name] = result
-    for name, result in done.items():
-        print(f"{NAMES[name]}: {log.in_words(result.best)}")
+    for trained, result in done.items():
+        print(f"{NAMES[trained]}: {log.in_words(result.best)}")
 
 
 def _network(task: RankerTask, name: str, place: Path) -> Result:
@@ -90,7 +89,7 @@ def _trees(task: RankerTask) -> Result:
     config, begin = task.config, time.monotonic()
     # Its labels are whole numbers with a table of gains: the different grades, numbered.
     grades = torch.cat([part.grades for part in (task.train, task.validation)]).unique()
-    gains = [grade if config.gain == "linear" else math.exp2(grade) - 1 for grade in grades.tolist()]
+    gains = grades.double() if config.gain == "linear" else grades.double().exp2() - 1
 
     def rows(part: Queries) -> lightgbm.Dataset:
         labels = torch.searchsorted(grades, part.grades)
@@ -99,7 +98,7 @@ def _trees(task: RankerTask) -> Result:
     settings = {
         **_TREES,
         "objective": "lambdarank",
-        "label_gain": gains,
+        "label_gain": gains.tolist(),
         "metric": "ndcg",
         "eval_at": [config.ndcg_at[-1]],
         "seed": config.seed % 2**31,
