@@ -44,6 +44,26 @@ def test_list_losses(loss, kwargs, error, message):
         loss(scores, relevance, **rest)
 
 
+def test_a_device_without_float64_is_named():
+    """MPS has no float64, in which steps are computed; a tensor of that device exists here in name only."""
+
+    class OnMPS(torch.Tensor):
+        device = torch.device("mps")
+
+    scores = torch.rand(3).as_subclass(OnMPS)
+    for call, name in (
+        (lambda: rankgrad.average_precision_loss(scores, R[0, :3]), "scores"),
+        (lambda: rankgrad.rank(scores, lam=1.0), "scores"),
+        (lambda: rankgrad.metrics.ndcg(scores, R[0, :3]), "scores"),
+        (lambda: rankgrad.RecallLoss()(scores.reshape(1, 3), torch.tensor([0])), "embeddings"),
+    ):
+        message = (
+            rf"^{name}: expected on a device with float64 \(a CPU or CUDA\), received on mps; pass {name}.cpu"
+        )
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

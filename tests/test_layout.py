@@ -89,6 +89,17 @@ def test_one_version():
     assert f"version: {rankgrad.__version__}" in (SOURCE.parent.parent / "CITATION.cff").read_text()
 
 
+def test_one_address():
+    """The links of the package and of the citation lead to one place, and to files that exist there."""
+    root = SOURCE.parent.parent
+    links = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]
+    assert set(links) == {"Documentation", "Source", "Changelog", "Issues"}
+    assert f'repository-code: "{links["Source"]}"' in (root / "CITATION.cff").read_text()
+    for link in links.values():
+        inside = re.fullmatch(re.escape(links["Source"]) + r"(?:/(?:tree|blob)/main/(.+)|/issues)?", link)
+        assert inside and (inside[1] is None or (root / inside[1]).exists()), link
+
+
 def test_public_names_are_documented_in_the_readme():
     readme = (SOURCE.parent.parent / "README.md").read_text()
     missing = [n for n in rankgrad.__all__ if n not in readme and n not in ("Pairs", "retrieval_pairs")]

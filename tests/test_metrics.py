@@ -125,10 +125,26 @@ def test_means_are_over_the_lists_that_count():
     assert per_class.shape == (5,)
 
 
-def test_a_negative_grade_is_no_grade():
-    assert metrics.ndcg(torch.randn(3), torch.tensor([-1.0, 1.0, 2.0])).isnan()
-    scores = torch.randn(3, requires_grad=True)
-    loss = rankgrad.ndcg_loss(scores, torch.tensor([-1.0, 1.0, 2.0]), lam=1.0)
-    loss.backward()
-    assert loss.isnan()
-    assert scores.grad.isnan().all()
+@pytest.mark.parametrize("function", [metrics.ndcg, rankgrad.ndcg_loss])
+@pytest.mark.parametrize("wrong", [-1.0, torch.nan, torch.inf])
+def test_what_is_no_grade_is_named(function, wrong):
+    """An error on the CPU; where values cannot be read, as on a GPU, the result is NaN."""
+    scores, grades = torch.tensor([0.3, 0.1, 0.2], requires_grad=True), torch.tensor([wrong, 1.0, 2.0])
+    with pytest.raises(ValueError, match=f"^relevance: expected finite numbers >= 0, received {wrong}"):
+        function(scores, grades)
+    with pytest.raises(ValueError, match=r"^relevance: expected"):
+        function(scores, grades, groups=torch.tensor([5, 5, 7]))
+    fine = function(scores, grades, mask=torch.tensor([False, True, True]))
+    assert torch.equal(fine, function(scores[1:], grades[1:]))
+    batched = torch.func.vmap(lambda s, g: function(s, g))
+    assert batched(scores.detach()[None], grades[None]).isnan().all()
+
+
+@pytest.mark.parametrize("function", [metrics.spearman, rankgrad.spearman_loss])
+def test_a_target_that_is_nan_is_named(function):
+    scores, target = torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, torch.nan, -torch.inf])
+    with pytest.raises(ValueError, match=r"^target: expected numbers, received nan"):
+        function(scores, target)
+    assert function(scores, target, mask=torch.tensor([True, False, True])).isfinite()
+    with pytest.raises(ValueError, match=r"^target_ranks: expected numbers, received nan"):
+        rankgrad.spearman_loss(scores, target_ranks=target)

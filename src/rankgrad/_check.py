@@ -85,6 +85,27 @@ def like_scores(name: str, value: object, scores: Tensor) -> Tensor:
     return value.detach()
 
 
+def readable(value: Tensor) -> bool:
+    """Whether the values of a tensor can be read in Python, without waiting for a device or breaking a trace."""
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return value.device.type == "cpu" and not traced
+
+
+def numbers_of(
+    name: str, value: Tensor, mask: Tensor | None = None, *, lowest: float = -math.inf, infinite: bool = False
+) -> None:
+    """Require numbers, of the items that exist, where they can be read; elsewhere the result is NaN."""
+    if not readable(value) or value.dtype == torch.bool:
+        return
+    fine = ~value.isnan() if infinite else value.isfinite()
+    fine = fine & (value >= lowest) if lowest > -math.inf else fine
+    fine = fine if mask is None else fine | ~mask
+    if not bool(fine.all()):
+        kind = "numbers" if infinite else "finite numbers"
+        least = f" >= {lowest:g}" if lowest > -math.inf else ""
+        raise fail(name, f"{kind}{least}", value[~fine][0].item())
+
+
 def mask(value: object, scores: Tensor) -> Tensor | None:
     """Require a bool mask that broadcasts to the scores; returns it in their shape."""
     if value is None:

@@ -51,6 +51,17 @@ def test_value_and_gradient_are_ours(function, module):
     torch.testing.assert_close(gradient(theirs, x, refs), gradient(ours, x, refs))
 
 
+def test_the_defaults_are_those_of_our_module():
+    x, labels = batch()
+    ours, theirs = rankgrad.AveragePrecisionLoss()(x, labels), RankingLoss()(x, labels)
+    torch.testing.assert_close(theirs, ours)
+    torch.testing.assert_close(gradient(theirs, x), gradient(ours, x))
+    for module in (rankgrad.AveragePrecisionLoss(), rankgrad.NDCGLoss()):
+        kind = type(module).__name__
+        with pytest.raises(ValueError, match=rf"^loss: expected a function loss\(.*no Module, received a {kind}"):
+            RankingLoss(module)
+
+
 @pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.TripletMarginMiner(margin=0.3)])
 def test_a_miner_is_a_mask(miner):
     x, labels = batch()
@@ -101,7 +112,7 @@ def test_nothing_relevant_and_narrow_numbers():
     with torch.autocast("cpu", torch.bfloat16):
         narrow = RankingLoss(RECALL)(x.detach().float(), labels)
     torch.testing.assert_close(narrow, RankingLoss(RECALL)(x.detach().float(), labels))
-    with pytest.raises(ValueError, match=r"^loss: expected a list loss.*received 'ap'"):
+    with pytest.raises(ValueError, match=r"^loss: expected a function loss.*received 'ap'"):
         RankingLoss("ap")
     with pytest.raises(ValueError, match=r"^loss: expected to return the losses of 12 lists"):
         RankingLoss(lambda scores, relevance, mask, reduction: scores.mean())(*batch())

@@ -168,6 +168,29 @@ def test_inside_matryoshka(model, kind):
     torch.testing.assert_close(dict(again.by_size.state_dict()), dict(loss.by_size.state_dict()))
 
 
+@pytest.mark.parametrize("kind", [RankingLoss, partial(CachedRankingLoss, mini_batch_size=8)])
+def test_proxies_inside_matryoshka(model, kind):
+    """The leading numbers of the proxies serve shorter embeddings; each dimension's gradient has its weight."""
+    columns, labels, _ = inputs("classes")
+    proxies = rankgrad.ProxyRankingLoss(6, 16)
+    nested = MatryoshkaLoss(model, kind(model, proxies), [16, 8], matryoshka_weights=[1, 0.5])
+    found = nested(features(model, *columns), labels)
+    own = gradients(model, found)
+    at_proxies, proxies.proxies.grad = proxies.proxies.grad, None
+    short = rankgrad.ProxyRankingLoss(6, 8)
+    with torch.no_grad():
+        short.proxies.copy_(proxies.proxies[:, :8])
+    rows = embeddings(model, columns[0])
+    wanted = proxies(rows, labels) + 0.5 * short(rows[:, :8], labels)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(own, gradients(model, wanted), rtol=1e-4, atol=1e-6)
+    expected_there = proxies.proxies.grad.clone()
+    expected_there[:, :8] += short.proxies.grad
+    torch.testing.assert_close(at_proxies, expected_there)
+    with pytest.raises(ValueError, match=r"^embeddings: expected rows of length 8, as the proxies"):
+        RankingLoss(model, short)(features(model, *columns), labels)
+
+
 def test_evaluation_does_not_enter_the_memory(model):
     columns, labels, _ = inputs("classes")
     loss = RankingLoss(model, rankgrad.RecallLoss(lam=2.0, memory=2)).train()
@@ -287,7 +310,10 @@ def test_class_batches():
         assert len(batch) == 8 and all(named.count(one) == 2 for one in named)
     with pytest.warns(UserWarning, match="6 labels x 2 texts: batches of 12"):
         assert ClassBatches(2, column="intent")(data, batch_size=64).batch_size == 12
-    with pytest.raises(ValueError, match=r"^column: expected one of the columns \['text', 'intent'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"^column: expected one of the columns \['text', 'intent'\], as in ClassBatches\(2, column=",
+    ):
         ClassBatches(2)(data, batch_size=8, valid_label_columns=["label", "score"])
     with pytest.raises(ValueError, match=r"^batch_size: expected at least per_class = 4, received 3"):
         ClassBatches(4, column="intent")(data, batch_size=3)
@@ -296,6 +322,10 @@ def test_class_batches():
     alike = datasets.Dataset.from_dict({"text": texts.sentences(4), "label": ["a"] * 4})
     with pytest.raises(ValueError, match=r"^label: expected two different labels at least, received 'a'"):
         ClassBatches(2, column="label")(alike, batch_size=4)
+    named = data.rename_column("intent", "label")
+    with pytest.raises(ValueError, match=r"^label: expected integers \(dataset.class_encode_column\('label'\)"):
+        ClassBatches(2)(named, batch_size=8, valid_label_columns=["label"])
+    assert len(ClassBatches(2)(named.class_encode_column("label"), batch_size=8, valid_label_columns=["label"]))
 
 
 # Cross-encoders
@@ -368,6 +398,8 @@ def test_bad_input_is_named(model, reranker):
     refused(r"^label: expected one integer beside one column", loss, torch.rand(4), one)
     refused(r"^label: expected 2 grades a query.*received .*\[4, 3\]", loss, torch.ones(4, 3), one, two, three)
     refused(r"^label: expected one number a pair, or 2 grades a query", loss, torch.ones(4), one, two, three)
+    refused(r"^label: expected a tensor of numbers, lists of grades", loss, [[1, 0], [1]] * 2, one, two, three)
+    refused(r"^label: expected a tensor of numbers.*'good'", loss, ["good"] * 4, one)
     refused(r"^sentence_features: expected at least one column", loss, torch.ones(4))
     recall = RankingLoss(model, rankgrad.RecallLoss(memory=2))
     refused(r"^memory: expected 0 for columns \(query, positive, negatives\), received 2", recall, None, one, two)
@@ -388,7 +420,7 @@ def test_bad_input_is_named(model, reranker):
         (["good", "bad"], r"^labels: expected grades that are numbers, received"),
         ([1, None], r"^labels: expected grades that are numbers, received"),
         ([1, float("nan")], r"^labels: expected finite numbers >= 0, received nan"),
-        ([1, -3], r"^labels: expected finite numbers >= 0, received -3.0"),
+        ([1, -3], r"^labels: expected finite numbers >= 0, received -3 "),
     ):
         with pytest.raises(ValueError, match=message):
             ranking([["a"], [["b", "c"]]], [grade])

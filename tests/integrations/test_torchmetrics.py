@@ -10,6 +10,8 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score, ndcg_score
 
 pytest.importorskip("torchmetrics", reason="pip install 'rankgrad[torchmetrics]'")
+from torchmetrics import MetricCollection
+
 from rankgrad import metrics
 from rankgrad.integrations import torchmetrics as ours
 
@@ -119,6 +121,50 @@ def test_bad_input_is_named():
         ours.NDCG(empty_target_action="none")
     with pytest.raises(ValueError, match=r"^k: expected an integer >= 1"):
         ours.RecallAtK(0)
+
+
+@pytest.mark.parametrize("name", [*BINARY, "mAP"])
+def test_grades_are_refused_by_update(name):
+    """In update, where the batch is at hand, and by the name of its argument."""
+    scores, ones = torch.rand(4), torch.ones(4, dtype=torch.long)
+    metric = ours.MeanAveragePrecision(1) if name == "mAP" else BINARY[name][0]()
+    given = (scores[:, None], 2 * ones[:, None]) if name == "mAP" else (scores, 2 * ones, ones)
+    with pytest.raises(ValueError, match=r"^target: expected bool, or 0 and 1.*, received 2"):
+        metric.update(*given)
+
+
+def test_numbers_that_are_none_are_refused_by_update():
+    scores, ones = torch.rand(4), torch.ones(4, dtype=torch.long)
+    for metric, wrong, message in (
+        (ours.NDCG(), -1.0, r"^target: expected finite numbers >= 0, received -1"),
+        (ours.NDCG(), torch.nan, r"^target: expected finite numbers >= 0, received nan"),
+        (ours.ReciprocalRank(relevant_from=1), torch.nan, r"^target: expected finite numbers >= 0, received nan"),
+        (ours.Spearman(), torch.nan, r"^target: expected numbers, received nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            metric.update(scores, torch.tensor([1, wrong, 1, 1]), ones)
+    with pytest.raises(ValueError, match=r"^preds: expected numbers, received nan"):
+        ours.NDCG().update(scores * torch.nan, ones, ones)
+    ours.Spearman().update(scores, -scores, ones)
+
+
+def test_a_collection_on_grades():
+    """Two metrics that share their states, as a MetricCollection makes them: each reads the grades its own way."""
+    scores, grades, ids = queries(False)
+    both = MetricCollection({"NDCG": ours.NDCG(5), "MRR": ours.ReciprocalRank(relevant_from=2)})
+    for part in zip(*(column.chunk(3) for column in (scores, grades, ids)), strict=True):
+        both.update(*part)
+    found = both.compute()
+    assert len(both.compute_groups) == 1
+    assert found["NDCG"] == collected(ours.NDCG(5), (scores, grades, ids))
+    assert found["MRR"] == collected(ours.ReciprocalRank(), (scores, grades >= 2, ids))
+    mixed = MetricCollection({"a": ours.NDCG(5), "b": ours.ReciprocalRank()})
+    mixed.update(scores[:5], (grades[:5] > 0).long(), ids[:5])
+    mixed.update(scores, grades, ids)  # only the update of the first is called
+    with pytest.raises(ValueError, match=r"^target: expected bool, or 0 and 1"):
+        mixed.compute()
+    with pytest.raises(ValueError, match=r"^relevant_from: expected a finite number > 0"):
+        ours.RecallAtK(1, relevant_from=0)
 
 
 def rows():

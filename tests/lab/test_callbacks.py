@@ -83,6 +83,28 @@ def test_names_that_are_no_callbacks(name, message):
     assert str(caught.value).startswith(message)
 
 
+def test_a_callback_in_the_current_folder(tmp_path, monkeypatch):
+    """The command has no current folder among its paths, as ``python -m`` has."""
+    (tmp_path / "my_callbacks.py").write_text(
+        "from rankgrad.lab.callbacks import Callback\nclass Mine(Callback): pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    (made,) = callbacks.build(["my_callbacks:Mine"])
+    assert type(made).__name__ == "Mine"
+    monkeypatch.delitem(sys.modules, "my_callbacks")
+
+
+def test_tensorboard_that_is_not_installed_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    board = TensorBoard()
+    board.begin(tmp_path, {}, 0)
+    board.log("train", ROWS)
+    board.end()
+    assert "tensorboard is not installed (pip install tensorboard)" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 def test_tensorboard_draws_what_is_known(tmp_path):
     board = TensorBoard()
     board.begin(tmp_path, {}, 0)

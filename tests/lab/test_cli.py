@@ -163,7 +163,7 @@ def test_report_can_be_written_again(trained, capsys):
             "rankgrad: milestones: expected YAML, received '[1,' (line 1: expected the node content, but found "
             "'<stream end>')",
         ),
-        (["eval", "no.safetensors"], "rankgrad: CHECKPOINT: no such file 'no.safetensors'"),
+        (["eval", "no.safetensors"], "rankgrad: RUN: no such file or folder 'no.safetensors'"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch):
@@ -291,9 +291,17 @@ def test_eval_where_nothing_can_be_found(trained, tmp_path):
     assert told.startswith("rankgrad: --data: expected classes with two test items at least")
 
 
+def test_eval_takes_a_folder_or_a_file(trained, capsys):
+    assert cli("eval", trained[0]) == 0
+    of_the_folder = capsys.readouterr().out
+    assert cli("eval", trained[0] / "best.safetensors") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == of_the_folder.splitlines()[-1]
+    assert cli("eval", trained[0].parent).startswith("rankgrad: RUN: no finished run in ")
+    for verb in ("eval", "export"):
+        assert cli(verb, "nothere") == "rankgrad: RUN: no such file or folder 'nothere'"
+
+
 def test_eval_of_what_is_no_checkpoint_of_these_settings(trained):
-    told = cli("eval", trained[0])
-    assert told.startswith("rankgrad: CHECKPOINT: expected a file, received the folder") and "best" in told
     told = cli("eval", trained[0] / "best.safetensors", "backbone=resnet18")
     assert told.startswith("rankgrad: model: expected the settings that the checkpoint was trained with")
     assert len(told) < 400

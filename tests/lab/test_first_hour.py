@@ -61,7 +61,11 @@ def test_a_wrong_backbone_is_an_error_before_data_is_read(recipe, tmp_path):
 def test_a_ranker_says_what_it_trains_on(tmp_path, capsys):
     rows = [f"{row % 3} qid:{query} 1:{row} 2:{query % 4}" for query in range(12) for row in range(4)]
     (tmp_path / "a.txt").write_text("\n".join(rows))
-    run.run("ranker", [f"data.root={tmp_path / 'a.txt'}", "epochs=1", "device=cpu"], out=str(tmp_path / "run"))
+    run.run(
+        "ranker",
+        [f"data.root={tmp_path / 'a.txt'}", "epochs=1", "device=cpu", "baselines=[]"],
+        out=str(tmp_path / "run"),
+    )
     said = capsys.readouterr().out
     assert re.search(r"trains on \d+ items of \d+ queries, validates on \d+ items of \d+ queries, tests on ", said)
 

@@ -105,6 +105,10 @@ def test_spearman_is_of_the_grades():
         ({"name": "ranknet", "sigm": 1}, "loss.sigm: unknown argument of ranknet, did you mean 'sigma'?"),
         ({"name": "ap", "mask": 1}, "loss.mask: unknown argument of ap"),
         ({"name": "ap", "window": -1}, "loss: ap: window: expected"),
+        ({"name": "lambdarank", "k": 0}, "loss: lambdarank: k: expected an integer >= 1, received 0"),
+        ({"name": "lambdarank", "sigma": float("nan")}, "loss: lambdarank: sigma: expected a finite number > 0"),
+        ({"name": "ranknet", "sigma": -1}, "loss: ranknet: sigma: expected a finite number > 0, received -1"),
+        ({"name": "approxndcg", "temperature": 0}, "loss: approxndcg: temperature: expected a finite number > 0"),
     ],
 )
 def test_wrong_arguments(given, message):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from rankgrad.lab.training import checkpoint
 
 from runs import cli, rows, same_weights, stop_after
 
-SMALL = ["epochs=3", "save_minutes=0", "device=cpu", "hidden=[8]", "batch.queries=8", "lr=0.01"]
+SMALL = ["epochs=3", "save_minutes=0", "device=cpu", "hidden=[8]", "batch.queries=8", "lr=0.01", "baselines=[]"]
 
 
 @pytest.fixture
@@ -137,3 +138,74 @@ def test_wrong_data_is_a_line_and_leaves_nothing(tmp_path, text, settings, messa
     told = cli("train", "ranker", "--data", path, "--out", out, *settings)
     assert message in told and told.startswith("rankgrad: ") and "\n" not in told
     assert not out.exists()
+
+
+def cells_of(page, label):
+    """The numbers of a row of the table of results."""
+    cells = re.search(rf"<td>{label}</td>(.*?)</tr>", page).group(1)
+    return re.findall("<td>([^<]*)</td>", cells)
+
+
+def test_baselines_are_trained_and_reported_beside_the_run(queries, tmp_path, capsys):
+    """A baseline is what a run of its own with that loss gives; LightGBM's figures follow from its scores."""
+    out = tmp_path / "run"
+    settings = [*SMALL[:-1], "evaluate_first=false"]
+    assert cli("train", "ranker", "--data", queries, "--out", out, *settings) == 0
+    told, page = capsys.readouterr().out, (out / "report.html").read_text()
+    names = ("validation NDCG@10", "NDCG@1", "NDCG@5", "NDCG@10", "MAP", "MRR")
+    for name, label in (("lambdarank", "LambdaRank"), ("listnet", "ListNet"), ("ranknet", "RankNet")):
+        alone, (result,) = run.run(
+            "ranker", [*settings, f"data.root={queries}", f"loss={name}", "baselines=[]"], out=str(tmp_path / name)
+        )
+        assert rows(alone) == rows(out / "baselines" / name)
+        row = rf"{label}, best evaluation \(epoch {result.best['epoch']:.0f}\)"
+        assert cells_of(page, row) == [f"{result.best[key]:.1f}" for key in names]
+        assert f"{label}: validation NDCG@10 {result.best['validation NDCG@10']:.1f}" in told
+    trees = json.loads((out / "baselines/lightgbm/result.json").read_text())["best"]
+    assert cells_of(page, rf"LightGBM lambdarank, best evaluation \({trees['epoch']:.0f} trees\)") == [
+        f"{trees[key]:.1f}" for key in names
+    ]
+    assert trees["NDCG@10"] > 85  # random scores give 70
+
+
+def test_a_finished_baseline_is_not_trained_again(queries, tmp_path, monkeypatch, capsys):
+    settings = [*SMALL[:-1], f"data.root={queries}", "baselines=[listnet,ranknet]"]
+    plain, _ = run.run("ranker", settings, out=str(tmp_path / "plain"))
+    steps = len(rows(plain))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2 * steps + 2)  # the run, ListNet, and two steps of RankNet
+        with pytest.raises(KeyboardInterrupt):
+            run.run("ranker", settings, out=str(tmp_path / "torn"))
+    torn = tmp_path / "torn"
+    before = (torn / "baselines/listnet/result.json").stat().st_mtime_ns
+    assert len(rows(torn / "baselines/ranknet")) == 2
+    with monkeypatch.context() as patch:
+        stop_after(patch, steps - 2)
+        run.run("ranker", settings, out=str(torn), resume=True)
+    assert (torn / "baselines/listnet/result.json").stat().st_mtime_ns == before
+    assert rows(torn / "baselines/ranknet") == rows(plain / "baselines/ranknet")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 0)  # others may be left out, or added, afterwards
+        run.run("ranker", [*settings, "baselines=[]"], out=str(torn), resume=True)
+    assert "ListNet" not in (torn / "report.html").read_text()
+
+
+def test_a_baseline_that_cannot_be_trained_is_a_line(queries, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    settings = [*SMALL[:-1], f"data.root={queries}", "baselines=[lightgbm]"]
+    folder, _ = run.run("ranker", settings, out=str(tmp_path / "run"))
+    assert (
+        "baseline lightgbm: left out, lightgbm is not installed (pip install lightgbm)" in capsys.readouterr().out
+    )
+    assert (folder / "report.html").is_file() and not (folder / "baselines").exists()
+    own, _ = run.run("ranker", [*settings[:-1], "loss=listnet", "baselines=[listnet]"], out=str(tmp_path / "own"))
+    assert not (own / "baselines").exists()
+
+
+def test_lightgbm_takes_any_grades(queries, tmp_path):
+    """Its own labels are integers up to 30."""
+    text = re.sub("^2 ", "40.5 ", queries.read_text(), flags=re.MULTILINE)
+    queries.write_text(text)
+    settings = [*SMALL[:-1], f"data.root={queries}", "epochs=1", "gain=linear", "baselines=[lightgbm]"]
+    folder, _ = run.run("ranker", settings, out=str(tmp_path / "run"))
+    assert json.loads((folder / "baselines/lightgbm/result.json").read_text())["best"]["NDCG@10"] > 70

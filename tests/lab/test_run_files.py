@@ -314,7 +314,7 @@ def test_metadata_of_another_kind(tmp_path, metadata, monkeypatch):
     )
     checkpoint.save_weights(path, torch.nn.Linear(2, 3), 7)
     message = told("eval", path)
-    assert f"CHECKPOINT: {path}, metadata: " in message and "\n" not in message
+    assert f"RUN: {path}, metadata: " in message and "\n" not in message
 
 
 def test_a_checkpoint_without_a_task(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.text import data, graded
 from rankgrad.lab.text.config import Data
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.use import exporting, load
 from rankgrad.metrics import ndcg
 
 from runs import cli, rows, same_weights, stop_after
@@ -175,6 +177,7 @@ FINE = [("a b", "x"), ("c d", "y")] * 4
             FINE,
             r"expected the columns text,label or anchor.*found sentence,label",
         ),
+        (("text", "category"), FINE, r"found text,category; say data.label=category"),
         (("text", "label"), [*FINE, ("  ", "x")], r"line 10: the text is empty"),
         (("text", "label"), [*FINE, ("e", "")], r"line 10: the label is empty"),
         (
@@ -188,9 +191,13 @@ FINE = [("a b", "x"), ("c d", "y")] * 4
         (
             ("query", "document", "grade"),
             [("a", "b", "good")],
-            r"expected grades that are numbers, received .good",
+            r"line 2: expected a grade, a number >= 0, received .good",
         ),
-        (("query", "document", "grade"), [("a", "b", "-1")], r"expected finite grades >= 0, received '-1'"),
+        (
+            ("query", "document", "grade"),
+            [("a", "b", "-1")],
+            r"line 2: expected a grade, a number >= 0, received '-1'",
+        ),
         (("query", "document", "grade"), [("a", "b", "1"), ("a", "b", "2")], r"a document with two grades"),
         (("query", "document", "grade"), [("a", "b", "1"), ("a", "c", "2")], r"two queries at least, found 1"),
     ],
@@ -255,3 +262,108 @@ def test_losses_of_graded_lists_are_checked(tmp_path, model):
         (["loss.lam=-3"], "loss: lam: expected"),
     ):
         assert message in cli("train", "text", "--data", path, f"model={model}", *settings)
+
+
+@pytest.fixture(scope="module")
+def finished(model, tmp_path_factory):
+    """A run whose first model is gone."""
+    moved = tmp_path_factory.mktemp("moved") / "model"
+    shutil.copytree(model, moved)
+    path = texts.labelled(tmp_path_factory.mktemp("data") / "data.csv")
+    out = tmp_path_factory.mktemp("runs") / "text"
+    folder, _ = run.run("text", [f"data.root={path}", f"model={moved}", *SMALL], out=str(out))
+    before = load(folder).embed(["word1 word2", "word3"])
+    shutil.rmtree(moved)
+    return folder, before, path
+
+
+def test_a_run_needs_nothing_but_its_folder(finished, capsys):
+    folder, before, path = finished
+    assert torch.equal(load(folder).embed(["word1 word2", "word3"]), before)
+    assert cli("eval", folder) == 0
+    best = json.loads((folder / "result.json").read_text())["best"]
+    assert f"R@1 {best['R@1']:.1f}" in capsys.readouterr().out
+    assert cli("eval", folder, "--data", path, "model=gone").startswith("rankgrad: model: expected the folder")
+
+
+def test_what_is_no_text_is_named(finished):
+    network = load(finished[0])
+    for given, message in (
+        ("hello", "TEXTS: expected a list of texts, received the text 'hello'"),
+        ([], "TEXTS: expected texts, received none"),
+        (["a", " "], "TEXTS: expected texts that are not empty, number 1 is ' '"),
+        (["a", 3], "TEXTS: expected texts that are not empty, number 1 is 3"),
+        ([None], "TEXTS: expected texts that are not empty, number 0 is None"),
+    ):
+        with pytest.raises(UserError) as caught:
+            network.embed(given)
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".txt"])
+def test_texts_of_files_are_embedded(finished, tmp_path, capsys, suffix):
+    folder, before, _ = finished
+    path, out = tmp_path / f"a{suffix}", tmp_path / "e.npz"
+    if suffix == ".txt":
+        path.write_text("word1 word2\n\nword3\n")
+    else:
+        texts.table(path, ("number", "text"), [("1", "word1 word2"), ("2", "word3")])
+    assert cli("embed", folder, path, "--out", out) == 0
+    found = np.load(out)
+    assert found["names"].tolist() == ["word1 word2", "word3"]
+    assert np.allclose(found["embeddings"], before.numpy(), atol=1e-6)
+    said = capsys.readouterr().out
+    assert "2 embeddings of length 16" in said and (suffix == ".txt" or "2 texts of the column 'text'" in said)
+
+
+def test_texts_that_cannot_be_embedded(finished, tmp_path):
+    folder = finished[0]
+    both = texts.table(tmp_path / "both.csv", ("query", "document"), [("a", "b")])
+    for name, content, message in (
+        ("a.csv", "title\nword1\n", "TEXTS: a.csv: expected one column of texts, found title; --column NAME says"),
+        ("b.csv", "text\nword1\n  \n", "TEXTS: b.csv line 3: the text is empty"),
+        ("c.jsonl", "hello\n", "TEXTS: c.jsonl line 1: invalid JSON"),
+        ("d.csv", "text\n", "TEXTS: no texts in "),
+        ("e.txt", "\n", "TEXTS: no texts in "),
+    ):
+        (tmp_path / name).write_text(content)
+        assert cli("embed", folder, tmp_path / name, "--out", tmp_path / "o").startswith(f"rankgrad: {message}")
+    assert "expected one column of texts, found query,document" in cli("embed", folder, both)
+    assert cli("embed", folder, both, "--column", "document", "--out", tmp_path / "o.npz") == 0
+    assert np.load(tmp_path / "o.npz")["names"].tolist() == ["b"]
+    assert cli("embed", folder, tmp_path / "no.txt") == f"rankgrad: TEXTS: no such file '{tmp_path / 'no.txt'}'"
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch-export"])
+def test_export(finished, tmp_path, capsys, form):
+    """Read again by other means, with its tokenizer, for more and longer texts than were traced."""
+    from transformers import AutoTokenizer
+
+    folder = finished[0]
+    out = tmp_path / f"text{exporting.ENDINGS[form]}"
+    assert cli("export", folder, "--to", form, "--out", out) == 0
+    said = capsys.readouterr().out
+    assert "same outputs as the network" in said and "input_ids [N, tokens] int64, at most 16 tokens" in said
+    given = [texts.sentence(label, 0) for label in range(7)] + ["word1", "word1 " * 40]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    tokens = tokenizer(given, padding=True, truncation=True, max_length=16, return_tensors="pt")
+    inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+    assert inputs["input_ids"].shape == (9, 16)
+    if form == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(out)
+        found = torch.from_numpy(session.run(None, {name: value.numpy() for name, value in inputs.items()})[0])
+    else:
+        found = torch.export.load(out).module()(*inputs.values())
+    assert torch.allclose(found, load(folder).embed(given), atol=1e-5)
+
+
+def test_the_best_epoch_is_said_to_be_chosen_on_the_test_part(tmp_path, model, capsys):
+    path, out = texts.graded(tmp_path / "data.csv"), tmp_path / "run"
+    assert cli("train", "text", "--data", path, f"model={model}", *SMALL, "--out", out) == 0
+    assert ", by NDCG@10 on the test part)" in capsys.readouterr().out
+    page = (out / "report.html").read_text()
+    best = json.loads((out / "result.json").read_text())["best"]
+    assert "the one with the highest NDCG@10 on the test items themselves" in page
+    assert f"best evaluation (epoch {best['epoch']:.0f})</td><td>{best['NDCG@10']:.1f}</td>" in page

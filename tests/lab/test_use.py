@@ -42,7 +42,9 @@ def ranker(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "a.txt"
     path.write_text("\n".join(lines))
     out = tmp_path_factory.mktemp("runs") / "ranker"
-    return run.run("ranker", [f"data.root={path}", "epochs=1", "hidden=[4]", "device=cpu"], out=str(out))[0]
+    return run.run(
+        "ranker", [f"data.root={path}", "epochs=1", "hidden=[4]", "device=cpu", "baselines=[]"], out=str(out)
+    )[0]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def test_a_run_in_python(embedder, tmp_path):
     assert load(folder, weights="last").network is not None
     with pytest.raises(UserError, match="weights: unknown value 'bets', did you mean 'best'"):
         load(folder, weights="bets")
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match=r"RUN: no finished run in .*\(it has no best.safetensors\)"):
         load(folder.parent)
     with pytest.raises(UserError, match="IMAGES: no such file nothing"):
         load(folder).embed(["nothing"])
@@ -80,6 +82,11 @@ def test_a_ranker_in_python(ranker):
     assert scores.shape == (3,) and torch.allclose(scores, network.network(torch.tensor(items)).detach())
     with pytest.raises(UserError, match=r"features: expected \[N, 2\], received \[3, 1\]"):
         network.score([[1.0]] * 3)
+    with pytest.raises(UserError, match=r"expected finite numbers, received nan \(row 1, feature 2\)"):
+        network.score([[1.0, 2.0], [1.0, float("nan")]])
+    for wrong in ("hello", [["a", "b"]], [[1.0, 2.0], [1.0]], None):
+        with pytest.raises(UserError, match=r"features: expected \[N, 2\] numbers \("):
+            network.score(wrong)
 
 
 @pytest.mark.parametrize("form", list(exporting.ENDINGS))
@@ -110,7 +117,7 @@ def test_export(embedder, ranker, tmp_path, capsys, form):
 
 
 def test_an_export_that_differs_is_not_written(tmp_path, monkeypatch):
-    wanted = Exportable(torch.nn.Linear(3, 2), torch.rand(2, 3), ("a", "b"), ("c", "d"))
+    wanted = Exportable(torch.nn.Linear(3, 2), lambda rows: (torch.rand(rows, 3),), {"a": "b"}, ("c", "d"))
     inner = exporting._torch_export
     monkeypatch.setattr(exporting, "_torch_export", lambda *a: lambda given: inner(*a)(given) + 1e-3)
     with pytest.raises(UserError, match="gives other outputs than the network"):
@@ -172,7 +179,9 @@ def test_many_items_make_a_graph(embedder, tmp_path, monkeypatch):
 
 def test_detect(detector, tmp_path, capsys):
     folder, files = detector
-    assert "expected a network that embeds, received one of 'detection'" in cli("embed", folder, files)
+    assert "RUN: expected a run that embeds, received a detector; use `rankgrad detect`" in cli(
+        "embed", folder, files
+    )
     out = tmp_path / "drawn"
     assert cli("detect", folder, files, "--out", out, "--score", 0) == 0
     told = json.loads((out / "detections.json").read_text())
@@ -197,7 +206,9 @@ def test_networks_of_other_tasks(detector, embedder, tmp_path):
     assert "expected a detector, received a network of the task 'retrieval'" in cli(
         "detect", embedder[0], tmp_path
     )
-    assert "expected a network that embeds, received one of 'detection'" in cli("embed", detector[0], tmp_path)
+    assert "RUN: expected a run that embeds, received a detector; use `rankgrad detect`" in cli(
+        "embed", detector[0], tmp_path
+    )
 
 
 def test_version_and_completion():

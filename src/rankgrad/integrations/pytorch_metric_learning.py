@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankgrad import _check
 from rankgrad.engine.precision import compute_dtype, without_autocast
@@ -26,8 +27,7 @@ class RankingLoss(losses.BaseMetricLossFunction):
     """A list loss of this library as a loss of pytorch-metric-learning.
 
     Every embedding of ``[B, dim]`` is a query; the references, or the other embeddings of the batch, are its
-    candidates. Without a
-    miner and with the default reducer and distance, value and gradient are those of
+    candidates. Without a miner and with the default reducer and distance, value and gradient are those of
     :class:`rankgrad.AveragePrecisionLoss` or :class:`rankgrad.RecallLoss` with the same settings.
 
     - A miner's pairs or triplets are masks: only the candidates it chose for a query are in the query's list.
@@ -36,8 +36,9 @@ class RankingLoss(losses.BaseMetricLossFunction):
     - ``DistributedLossWrapper`` takes it as it is, pytorch-metric-learning's memory as :class:`CrossBatchMemory`.
 
     Args:
-        loss: ``loss(scores, relevance, mask=mask, reduction="none")``: :func:`rankgrad.average_precision_loss`,
-            which is the default, ``functools.partial(rankgrad.recall_loss, window=0.1, margin=0.05)``, ...
+        loss: ``loss(scores, relevance, mask=mask, reduction="none")``, a function such as
+            ``functools.partial(rankgrad.recall_loss, window=0.1, margin=0.05)``. None: average precision with the
+            defaults of :class:`rankgrad.AveragePrecisionLoss`.
         kwargs: ``reducer``, ``distance`` (cosine similarity unless given), ``embedding_regularizer``, ... as in
             every loss of pytorch-metric-learning.
 
@@ -50,10 +51,12 @@ class RankingLoss(losses.BaseMetricLossFunction):
         >>> loss(embeddings, labels, miner(embeddings, labels)).backward()
     """
 
-    def __init__(self, loss: Callable[..., Tensor] = average_precision_loss, **kwargs: Any) -> None:
+    def __init__(self, loss: Callable[..., Tensor] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not callable(loss):
-            raise _check.fail("loss", 'a list loss(scores, relevance, mask=mask, reduction="none")', loss)
+        loss = partial(average_precision_loss, margin="auto") if loss is None else loss
+        if not callable(loss) or isinstance(loss, nn.Module):
+            expected = 'a function loss(scores, relevance, mask=mask, reduction="none"), no Module'
+            raise _check.fail("loss", expected, loss)
         self.list_loss = loss
 
     def compute_loss(

@@ -78,6 +78,7 @@ class QueryMetric(_Collected):
     """
 
     metric: Callable[..., Tensor]  #: a function of :mod:`rankgrad.metrics`
+    lowest: float = 0  #: of a target
 
     def __init__(self, *, empty_target_action: str = "skip", **kwargs: Any) -> None:
         nothing = torch.zeros(0)
@@ -97,6 +98,8 @@ class QueryMetric(_Collected):
         for name, value in (("target", target), ("indexes", indexes)):
             if _check.tensor(name, value).shape != preds.shape:
                 raise _check.fail(name, f"the shape of preds {list(preds.shape)}", value)
+        _check.numbers_of("preds", preds, infinite=True)
+        self._relevance(target)
         if indexes.is_floating_point() or indexes.is_complex() or indexes.dtype == torch.bool:
             raise TypeError(f"indexes: expected integers, received a tensor of {indexes.dtype}")
         self._collect(preds=preds.flatten(), target=target.flatten(), indexes=indexes.flatten().long())
@@ -106,8 +109,9 @@ class QueryMetric(_Collected):
         preds, target, indexes = map(self._all, ("preds", "target", "indexes"))
         ids, groups = indexes.unique(return_inverse=True)
         lists = {"groups": groups, "num_groups": len(ids), "reduction": "none"}
-        values = type(self).metric(preds, target, **lists, **self.arguments).double()
-        counted = self._counted(target, groups, len(ids))
+        relevance = self._relevance(target)
+        values = type(self).metric(preds, relevance, **lists, **self.arguments).double()
+        counted = self._counted(relevance, groups, len(ids))
         if self.empty_target_action == "error" and not bool(counted.all()):
             raise ValueError(f"target: expected something relevant for every query, not so in {(~counted).sum()}")
         if self.empty_target_action in ("neg", "pos"):
@@ -115,13 +119,54 @@ class QueryMetric(_Collected):
             counted = torch.ones_like(counted)
         return values.where(counted, 0).sum() / counted.sum().clamp(min=1)
 
-    def _counted(self, target: Tensor, groups: Tensor, number: int) -> Tensor:
+    def _relevance(self, target: Tensor) -> Tensor:
+        """What the metric takes, checked; not kept instead of the target, for a MetricCollection shares states."""
+        _check.numbers_of("target", target, lowest=self.lowest, infinite=self.lowest < 0)
+        return target
+
+    def _counted(self, relevance: Tensor, groups: Tensor, number: int) -> Tensor:
         """Which queries have something relevant, ``[number]``."""
-        return groups[target > 0].bincount(minlength=number) > 0
+        return groups[relevance > 0].bincount(minlength=number) > 0
 
 
-class AveragePrecision(QueryMetric):
-    """:func:`rankgrad.metrics.average_precision` over queries.
+def _zeros_and_ones(target: Tensor, expected: str) -> Tensor:
+    """Require bool, or 0 and 1, where it can be read."""
+    if _check.readable(target) and target.dtype != torch.bool:
+        wrong = target[(target != 0) & (target != 1)]
+        if len(wrong):
+            raise _check.fail("target", expected, wrong[0].item())
+    return target
+
+
+class BinaryMetric(QueryMetric):
+    """Base of the metrics over queries whose items are relevant or not.
+
+    Args:
+        relevant_from: The lowest grade that is relevant, for targets that are grades, as :class:`NDCG` takes them;
+            None: targets are bool, or 0 and 1.
+        kwargs: As in :class:`QueryMetric`.
+
+    Example:
+        >>> from rankgrad.integrations.torchmetrics import ReciprocalRank
+        >>> metric = ReciprocalRank(relevant_from=2)
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.3]), torch.tensor([1, 2, 0]), torch.tensor([7, 7, 7]))
+        >>> metric.compute()
+        tensor(0.5000, dtype=torch.float64)
+    """
+
+    def __init__(self, *, relevant_from: float | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.relevant_from = None if relevant_from is None else _check.positive("relevant_from", relevant_from)
+
+    def _relevance(self, target: Tensor) -> Tensor:
+        if self.relevant_from is None:
+            return _zeros_and_ones(target, "bool, or 0 and 1 (grades need relevant_from=)")
+        grades = super()._relevance(target)
+        return (grades >= self.relevant_from).float().where(~grades.isnan(), torch.nan)  # NaN on a GPU stays NaN
+
+
+class AveragePrecision(BinaryMetric):
+    """:func:`rankgrad.metrics.average_precision` over queries; arguments as in :class:`BinaryMetric`.
 
     Example:
         >>> from rankgrad.integrations.torchmetrics import AveragePrecision
@@ -135,8 +180,8 @@ class AveragePrecision(QueryMetric):
     metric = staticmethod(metrics.average_precision)
 
 
-class MAPAtR(QueryMetric):
-    """:func:`rankgrad.metrics.map_at_r` over queries.
+class MAPAtR(BinaryMetric):
+    """:func:`rankgrad.metrics.map_at_r` over queries; arguments as in :class:`BinaryMetric`.
 
     Example:
         >>> from rankgrad.integrations.torchmetrics import MAPAtR
@@ -149,8 +194,8 @@ class MAPAtR(QueryMetric):
     metric = staticmethod(metrics.map_at_r)
 
 
-class ReciprocalRank(QueryMetric):
-    """:func:`rankgrad.metrics.reciprocal_rank` over queries: MRR.
+class ReciprocalRank(BinaryMetric):
+    """:func:`rankgrad.metrics.reciprocal_rank` over queries: MRR; arguments as in :class:`BinaryMetric`.
 
     Example:
         >>> from rankgrad.integrations.torchmetrics import ReciprocalRank
@@ -163,7 +208,7 @@ class ReciprocalRank(QueryMetric):
     metric = staticmethod(metrics.reciprocal_rank)
 
 
-class _AtK(QueryMetric):
+class _AtK(BinaryMetric):
     def __init__(self, k: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.arguments = {"k": _check.count("k", k, at_least=1)}
@@ -174,7 +219,7 @@ class RecallAtK(_AtK):
 
     Args:
         k: How many of the best count.
-        kwargs: As in :class:`QueryMetric`.
+        kwargs: As in :class:`BinaryMetric`.
 
     Example:
         >>> from rankgrad.integrations.torchmetrics import RecallAtK
@@ -251,8 +296,9 @@ class Spearman(QueryMetric):
     """
 
     metric = staticmethod(metrics.spearman)
+    lowest = -torch.inf
 
-    def _counted(self, target: Tensor, groups: Tensor, number: int) -> Tensor:
+    def _counted(self, relevance: Tensor, groups: Tensor, number: int) -> Tensor:
         return groups.bincount(minlength=number) > 1
 
 
@@ -283,7 +329,7 @@ class MeanAveragePrecision(_Collected):
             raise _check.fail("preds", f"{self.classes} classes", preds)
         if _check.tensor("target", target).shape != preds.shape:
             raise _check.fail("target", f"the shape of preds {list(preds.shape)}", target)
-        self._collect(preds=preds, target=target)
+        self._collect(preds=preds, target=_zeros_and_ones(target, "bool, or 0 and 1"))
 
     def compute(self) -> Tensor:
         """mAP of all items."""

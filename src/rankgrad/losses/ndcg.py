@@ -36,7 +36,8 @@ def ndcg_loss(
 
     Args:
         scores: ``[..., n]``, higher is better.
-        relevance: The same shape, grades >= 0; a negative one makes its list NaN.
+        relevance: The same shape, grades >= 0; others are an error on the CPU, on a GPU and
+            compiled they make their list NaN.
         k: Count only the best ``k`` places, in the ideal order too; None counts all. An item beyond them has the
             slope it has without ``k``: with none, it could not learn to enter.
         gain: ``"linear"``: the grade itself; ``"exponential"``: 2^grade - 1.
@@ -61,6 +62,7 @@ def ndcg_loss(
     scores = _check.floating("scores", scores)
     relevance = _check.relevance(relevance, scores, graded=True)
     mask = _check.mask(mask, scores)
+    _check.numbers_of("relevance", relevance, mask, lowest=0)
     k = None if k is None else _check.count("k", k, at_least=1)
     dtype = compute_dtype(scores.dtype)
     reach, alpha = reach_of(lam, window, dtype), margin_of(margin, dtype)

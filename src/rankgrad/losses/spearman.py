@@ -63,9 +63,10 @@ def spearman_loss(
     scores = _check.floating("scores", scores)
     if (target is None) == (target_ranks is None):
         raise ValueError("target, target_ranks: expected one of them, received both or neither")
-    given = target_ranks if target is None else target
-    given = _check.like_scores("target_ranks" if target is None else "target", given, scores)
+    name, given = ("target_ranks", target_ranks) if target is None else ("target", target)
+    given = _check.like_scores(name, given, scores)
     mask = _check.mask(mask, scores)
+    _check.numbers_of(name, given, mask, infinite=True)
     dtype = compute_dtype(scores.dtype)
     reach, alpha = reach_of(lam, window, dtype), margin_of(margin, dtype)
     lists = Lists(scores, groups, num_groups, by_list=reduction == "none")

@@ -289,7 +289,7 @@ def ndcg(
 
     Args:
         scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
-        relevance: The same shape, grades >= 0.
+        relevance: The same shape, grades >= 0, as in :func:`rankgrad.ndcg_loss`.
         k: Count only the best ``k`` places (in the ideal order too); None counts all.
         gain: ``"linear"``: the grade itself; ``"exponential"``: 2^grade - 1.
         mask, groups, num_groups: As in :func:`average_precision`.
@@ -302,6 +302,7 @@ def ndcg(
     scores = _check.floating("scores", scores).detach()
     relevance = _check.relevance(relevance, scores, graded=True)
     mask = _check.mask(mask, scores)
+    _check.numbers_of("relevance", relevance, mask, lowest=0)
     k = None if k is None else _check.count("k", k, at_least=1)
     lists = Lists(scores, groups, num_groups, by_list=reduction == "none")
     layout, exists = lists.layout, lists.put_optional(mask)
@@ -341,6 +342,7 @@ def spearman(
     scores = _check.floating("scores", scores).detach()
     target = _check.like_scores("target", target, scores)
     mask = _check.mask(mask, scores)
+    _check.numbers_of("target", target, mask, infinite=True)
     lists = Lists(scores, groups, num_groups, by_list=reduction == "none")
     layout, mask = lists.layout, lists.put_optional(mask)
     exists = torch.ones_like(lists.put(scores), dtype=torch.bool) if mask is None else mask

@@ -11,14 +11,15 @@ import torch
 import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.precision import without_autocast
 from rankgrad.integrations.sentence_transformers.list_losses import (
     ListLoss,
-    check_grades,
     described,
     graded,
     in_order,
@@ -42,7 +43,8 @@ class RankingLoss(nn.Module):
     | text, text | a number | all pairs of the batch, to be ordered as their numbers | Spearman |
 
     Of graded documents, a grade below 0 says that there is none (lists of different lengths). Works inside
-    ``MatryoshkaLoss``; a memory is then kept for each dimension. Evaluation never enters the memory.
+    ``MatryoshkaLoss``: a memory is then kept for each dimension, and shorter embeddings are compared with as many
+    leading numbers of the proxies. Evaluation never enters the memory.
 
     Args:
         model: The SentenceTransformer.
@@ -103,6 +105,8 @@ class RankingLoss(nn.Module):
     def _loss(self, columns: list[Tensor], labels: Tensor | None) -> Tensor:
         if not columns:
             raise _check.fail("sentence_features", "at least one column of texts", columns)
+        if labels is not None and not isinstance(labels, Tensor):
+            raise _check.fail("label", "a tensor of numbers, lists of grades being of one length", labels)
         if len(columns) == 1:
             return self._of_classes(columns[0], labels)
         if labels is None:
@@ -120,7 +124,12 @@ class RankingLoss(nn.Module):
         if isinstance(loss, EmbeddingLoss) and loss.memory.rows:
             loss = self._of_size(loss, embeddings.shape[1])
         loss.train(self.training and self.model.training and torch.is_grad_enabled())
-        result: Tensor = loss(embeddings, labels.long())
+        given, size = (embeddings, labels.long()), embeddings.shape[1]
+        if (
+            isinstance(loss, ProxyRankingLoss) and size < loss.proxies.shape[1]
+        ):  # MatryoshkaLoss cuts embeddings so
+            return functional_call(loss, {"proxies": loss.proxies[:, :size]}, given)  # type: ignore[no-any-return]
+        result: Tensor = loss(*given)
         return result
 
     def _of_size(self, loss: EmbeddingLoss, size: int) -> EmbeddingLoss:
@@ -164,7 +173,7 @@ class RankingLoss(nn.Module):
         if grades.shape[1] != len(documents):
             expected = f"{len(documents)} grades a query, one for each column behind the first"
             raise _check.fail("label", expected, grades)
-        check_grades("label", grades)
+        _check.numbers_of("label", grades)
         given = unit_length(queries), unit_length(torch.stack(list(documents), 1)), grades
         rows, stacked, grades = map(self.processes.gather, given)  # [B, dim], [B, n, dim], [B, n]
         if self.in_batch:
@@ -180,7 +189,7 @@ class RankingLoss(nn.Module):
     def _of_pairs(self, columns: Sequence[Tensor], numbers: Tensor) -> Tensor:
         if len(columns) != 2 or numbers.shape != columns[0].shape[:1]:
             raise _check.fail("label", f"one number a pair, or {len(columns) - 1} grades a query", numbers)
-        check_grades("label", numbers)
+        _check.numbers_of("label", numbers)
         scores, numbers = map(self.processes.gather, (_dot(*map(unit_length, columns)), numbers))
         return self._list_loss(in_order)(scores, numbers, mask=None)
 
@@ -261,8 +270,16 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         for part, gradient in zip(parts, gradients, strict=False):
             part.grad = gradient
         # The hook above hands these on at backward, times what arrives there, as the mixin does for the texts.
-        self._own += zip(own, gradients[len(parts) :], strict=True)
+        weight = self._weight_of_size(parts[0].shape[1])
+        self._own += [(p, weight * gradient) for p, gradient in zip(own, gradients[len(parts) :], strict=True)]
         return loss.detach()
+
+    def _weight_of_size(self, size: int) -> float:
+        """The weight MatryoshkaLoss gives this embedding size: it applies it to the gradients of texts only."""
+        nested = vars(self).get("calculate_loss")
+        if not isinstance(nested, CachedLossDecorator):
+            return 1.0
+        return float(dict(zip(nested.matryoshka_dims, nested.matryoshka_weights, strict=True))[size])
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says about the loss."""

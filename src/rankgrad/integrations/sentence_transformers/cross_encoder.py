@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankgrad import _check
 from rankgrad.distributed import Processes
-from rankgrad.integrations.sentence_transformers.list_losses import ListLoss, check_grades, described, graded
+from rankgrad.integrations.sentence_transformers.list_losses import ListLoss, described, graded
 from rankgrad.losses import ProxyRankingLoss
 from rankgrad.losses.embedding import EmbeddingLoss
 
@@ -87,7 +87,7 @@ class CrossEncoderRankingLoss(nn.Module):
             grades = torch.cat([torch.as_tensor(grade) for grade in labels])
         except (TypeError, ValueError, RuntimeError):
             raise _check.fail("labels", "grades that are numbers", labels) from None
-        check_grades("labels", grades, lowest=0)
+        _check.numbers_of("labels", grades, lowest=0)
         at_once = (len(queries) if self.mini_batch_size is None else self.mini_batch_size) or len(pairs)
         logits = []
         for begin in range(0, len(pairs), at_once):

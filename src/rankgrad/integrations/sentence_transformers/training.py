@@ -49,8 +49,16 @@ class ClassBatches:
         names = list(valid_label_columns or ()) if self.column is None else [self.column]
         found = next((name for name in names if name in dataset.column_names), None)
         if found is None:
-            raise _check.fail("column", f"one of the columns {dataset.column_names}", self.column or names)
+            raise _check.fail(
+                "column",
+                f"one of the columns {dataset.column_names}, as in ClassBatches({self.per_class}, column=...)",
+                self.column or names,
+            )
         values = list(dataset[found])
+        if found in (valid_label_columns or ()) and isinstance(
+            values[0], str
+        ):  # the trainer makes a tensor of them
+            raise _check.fail(found, f"integers (dataset.class_encode_column({found!r}) makes them)", values[0])
         numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
         if len(numbers) == len(values):
             raise _check.fail(found, "labels of which some texts have the same", f"{len(values)} different ones")

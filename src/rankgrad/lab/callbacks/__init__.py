@@ -1,12 +1,15 @@
 """Callbacks receive the numbers of a run: three methods; the setting ``callbacks`` names those of a run.
 
-``rankgrad train digits callbacks=[tensorboard,wandb]``; a class of one's own is named as ``module:Class``. The
-tables ``steps.csv`` and ``evaluations.csv`` of a run are written in any case.
+``rankgrad train digits callbacks=[tensorboard,wandb]``; a class of one's own is named as ``module:Class``,
+a module that is installed or in the current folder. The tables ``steps.csv`` and ``evaluations.csv`` of a run are
+written in any case.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,8 @@ def _class(name: str) -> type[Callback]:
     module, colon, kind = CALLBACKS.get(name, name).partition(":")
     if not colon:
         raise UserError(f"callbacks: unknown value {name!r}{nearest(name, CALLBACKS)}, or say module:Class")
+    if name not in CALLBACKS and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a module of the user's; the command has the folder of the program there
     try:
         found = getattr(importlib.import_module(module), kind, None)
     except ModuleNotFoundError as error:

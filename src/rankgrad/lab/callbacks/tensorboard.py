@@ -24,7 +24,8 @@ class TensorBoard(Callback):
         """Open the files; what they have of later steps is purged."""
         try:
             from torch.utils.tensorboard import SummaryWriter
-        except ModuleNotFoundError:  # the CSV tables hold the same numbers
+        except ModuleNotFoundError:  # named by default: no reason to stop, the CSV tables hold the same numbers
+            print("callbacks: tensorboard is not installed (pip install tensorboard), its files are not written")
             return
         self._folder = folder / "tensorboard"
         with self._told():

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rankgrad import _check
+
 
 class _Queries:
     """Which items belong together, and what the losses need of each query."""
@@ -68,6 +70,7 @@ def ranknet_loss(scores: Tensor, grades: Tensor, groups: Tensor, *, sigma: float
 
     The pairs are those of two items of which i has the higher grade.
     """
+    sigma = _check.positive("sigma", sigma)
     queries = _Queries(grades, groups)
     left, right = queries.preferred()
     cost = functional.softplus(-sigma * (scores[left] - scores[right]))
@@ -83,6 +86,8 @@ def lambdarank_loss(
     The cost of each of RankNet's pairs is multiplied by :math:`|\Delta NDCG_{ij}|`, what exchanging the two items
     would change in NDCG@k (gain 2^grade - 1), held constant, and summed over a query's pairs.
     """
+    sigma = _check.positive("sigma", sigma)
+    k = None if k is None else _check.count("k", k, at_least=1)
     queries = _Queries(grades, groups)
     left, right = queries.preferred()
     gains, discount = queries.gains(k), _discount(queries.ranks(scores.detach()), k)
@@ -105,6 +110,7 @@ def listnet_loss(scores: Tensor, grades: Tensor, groups: Tensor) -> Tensor:
 
 def approx_ndcg_loss(scores: Tensor, grades: Tensor, groups: Tensor, *, temperature: float = 0.1) -> Tensor:
     r"""ApproxNDCG (Qin et al., 2010): one minus NDCG at the ranks :math:`1 + \sum_j \sigma((s_j - s_i) / T)`."""
+    temperature = _check.positive("temperature", temperature)
     queries = _Queries(grades, groups)
     left, right = queries.pairs()
     above = torch.sigmoid((scores[right] - scores[left]) / temperature)

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.training.config import Count, Many, NonNegative, Positive, RunConfig, Section, Width
 
+Baseline = Literal["lambdarank", "listnet", "ranknet", "approxndcg", "lightgbm"]
+BASELINES: tuple[Baseline, ...] = ("lambdarank", "listnet", "ranknet", "lightgbm")
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -50,6 +52,7 @@ class Config(RunConfig):
     ndcg_at: tuple[Count, ...] = (1, 5, 10)  # the k of NDCG@k; the last one chooses the best checkpoint
     gain: Literal["linear", "exponential"] = "exponential"  # of NDCG: the grade, or 2^grade - 1
     relevant: Positive = 1.0  # the lowest grade that MAP, MRR and losses of bool relevance take as relevant
+    baselines: tuple[Baseline, ...] = BASELINES  # trained after the run and reported beside it; [] for none
     target: NonNegative | None = None  # test NDCG to expect, for the report
 
     @model_validator(mode="after")

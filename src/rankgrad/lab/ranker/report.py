@@ -1,4 +1,4 @@
-"""What a ranker's run adds to its report: metrics before and after training, other runs, single queries."""
+"""What a ranker's run adds to its report: metrics before and after training, baselines, single queries."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from rankgrad.lab.ranker import comparison
 from rankgrad.lab.ranker.config import Config
 from rankgrad.lab.ranker.data import Queries
 from rankgrad.lab.report import page
@@ -94,7 +95,7 @@ def _row(example: Example, highest: float) -> str:
 
 
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
-    """Test metrics of this run before training, at the best evaluation and the last, and of other runs."""
+    """Test metrics of this run before training, at its best evaluation and the last; baselines and other runs."""
     metrics = [*(f"NDCG@{k}" for k in config.ndcg_at), "MAP", "MRR"]
     chosen_by = f"validation NDCG@{config.ndcg_at[-1]}"
     cells: list[list[Any]] = []
@@ -110,6 +111,10 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
                 whose = "this run" if folder == run else folder.name
                 name = f"{whose}, {label}" + (f" (epoch {row['epoch']:.0f})" if row["epoch"] else "")
                 cells.append([name, row.get(chosen_by), *(row.get(metric) for metric in metrics)])
+    for name, result in comparison.results(run, config):
+        when = f"{result.best['epoch']:.0f} trees" if name == "lightgbm" else f"epoch {result.best['epoch']:.0f}"
+        label = f"{comparison.NAMES[name]}, best evaluation ({when})"
+        cells.append([label, *(result.best.get(metric) for metric in (chosen_by, *metrics))])
     gain = "2^grade - 1" if config.gain == "exponential" else "the grade"
     note = (
         f"Test queries with an item of grade {config.relevant:g} or higher; gain of NDCG: {gain}. The best "

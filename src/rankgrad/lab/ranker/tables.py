@@ -51,7 +51,8 @@ def _rows(path: Path, config: Data, table: Any) -> Rows:
     place = _Places(path)
     grades = place.numbers(table, config.label, "a grade")
     for row in np.flatnonzero(~(np.isfinite(grades) & (grades >= 0)))[:1]:
-        raise UserError(f"{place.of(row)}, column {config.label}: {wrong_grade(float(grades[row]))}")
+        fault = place.empty(table, config.label, row) or wrong_grade(float(grades[row]))
+        raise UserError(f"{place.of(row)}, column {config.label}: {fault}")
     queries = table.column(config.query)
     longest = compute.max(compute.utf8_length(queries.cast("string"))).as_py() or 0
     check_memory(4 * longest * len(queries), str(path), f"names of queries of {longest:,} characters")
@@ -64,7 +65,8 @@ def _rows(path: Path, config: Data, table: Any) -> Rows:
         with np.errstate(over="ignore"):
             features[:, at] = values
         for row in np.flatnonzero(~np.isfinite(features[:, at]))[:1]:
-            raise UserError(f"{place.of(row)}, column {name}: expected a finite number, received {values[row]:g}")
+            fault = place.empty(table, name, row) or f"expected a finite number, received {values[row]:g}"
+            raise UserError(f"{place.of(row)}, column {name}: {fault}")
     return Rows(np.asarray(queries.cast("string")).astype(str), grades, features, names, sparse=False)
 
 
@@ -118,6 +120,10 @@ class _Places:
     def of(self, row: int) -> str:
         """``file, line 7``."""
         return f"{self.path}, line {row + 2}" if self.text else f"{self.path}, row {row + 1}"
+
+    def empty(self, table: Any, name: str, row: int) -> str:
+        """What to say of a field that is empty; nothing of others."""
+        return "expected a number, it is empty" if table.column(name)[int(row)].as_py() is None else ""
 
     def numbers(self, table: Any, name: str, what: str, *, told: bool = False) -> Any:
         """A column as float64, NaN where it is empty; an error names the line of a text in it."""

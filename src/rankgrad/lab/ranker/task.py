@@ -116,11 +116,13 @@ class RankerTask(Task):
         return {"features": self.names}
 
     def finish(self, folder: Path) -> None:
-        """Write what the report shows of single queries."""
+        """Write what the report shows of single queries, and train the baselines."""
+        from rankgrad.lab.ranker import comparison
         from rankgrad.lab.ranker.report import examples
 
         scores = score(self.network, self.test)
         write_text(folder / "queries.json", json.dumps(examples(self.test, scores, self.config)))
+        comparison.train(self, folder)
 
     @classmethod
     def loss_arguments(cls, config: Any) -> dict[str, tuple[Any, str]]:
@@ -156,7 +158,7 @@ class RankerTask(Task):
 
     @classmethod
     def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
-        """The result before and after training beside other runs', and single queries."""
+        """The result before and after training beside baselines and other runs, and single queries."""
         from rankgrad.lab.ranker.report import sections
 
         return sections(run, config, beside)

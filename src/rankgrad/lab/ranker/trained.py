@@ -31,9 +31,15 @@ class TrainedRanker(Trained):
         Features come as a tensor, an array or nested lists. Only a ranker with ``scale: query`` needs the items
         of a query together; others take items of any queries.
         """
-        given = torch.as_tensor(features, dtype=torch.float32, device=self.device)
+        try:
+            given = torch.as_tensor(features, dtype=torch.float32, device=self.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"features: expected [N, {len(self.features)}] numbers ({error})") from None
         if given.ndim != 2 or given.shape[1] != len(self.features):
             raise UserError(f"features: expected [N, {len(self.features)}], received {list(given.shape)}")
+        for row, column in (~given.isfinite()).nonzero()[:1].tolist():
+            value, name = float(given[row, column]), self.features[column]
+            raise UserError(f"features: expected finite numbers, received {value} (row {row}, feature {name})")
         if self.config.model.scale == "query":
             low, high = given.amin(0), given.amax(0)
             given = (given - low) / (high - low).where(high > low, 1)
@@ -45,7 +51,9 @@ class TrainedRanker(Trained):
         """From features as they are in the data (``scale: query``: brought to 0 ... 1 in each query) to scores."""
         width = len(self.features)
         scaled = ", from 0 to 1 within each query" if self.config.model.scale == "query" else ""
-        example = torch.rand(2, width, generator=torch.Generator().manual_seed(0)).to(self.device)
         return Exportable(
-            self.network, example, ("features", f"[N, {width}] float32{scaled}"), ("scores", "[N] float32")
+            self.network,
+            lambda rows: (torch.rand(rows, width).to(self.device),),
+            {"features": f"[N, {width}] float32{scaled}"},
+            ("scores", "[N] float32"),
         )

@@ -1,4 +1,4 @@
-"""Recipes: YAML settings in the package, by name; a file of the user's; the settings saved with a run."""
+"""Recipes: YAML settings in the package, by name; a file of the user's; the settings and weights of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 from yaml.composer import ComposerError
 
 from rankgrad.lab.tasks import TASKS, task_class
-from rankgrad.lab.training.config import RunConfig, nearest, override, shown, validated
+from rankgrad.lab.training.checkpoint import load_weights
+from rankgrad.lab.training.config import RunConfig, chosen, nearest, override, shown, validated
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reading import size_of
 from rankgrad.lab.training.task import Task
@@ -137,6 +139,26 @@ def checked(
             raise UserError(f"{text}: expected key=value")
         override(settings, key, parse(key, value), task.config_class)
     return task, validated(settings, task.config_class)
+
+
+def checkpoint_of(run: str | Path, weights: str = "best") -> Path:
+    """The file of weights of a run; a file is taken as it is."""
+    path = Path(run).expanduser()
+    if not path.is_dir():
+        return path
+    file = path / f"{chosen('weights', weights, ('best', 'last'))}.safetensors"
+    if not file.is_file():
+        raise UserError(f"RUN: no finished run in {str(path)!r} (it has no {file.name})")
+    return file
+
+
+def of_checkpoint(
+    path: Path, overrides: Sequence[str] = ()
+) -> tuple[type[Task], Any, dict[str, Tensor], dict[str, Any]]:
+    """Task, settings, weights and notes of a checkpoint."""
+    weights, notes = load_weights(path)
+    settings = task_of(notes["config"]).located(notes["config"], path.parent)
+    return *checked(settings, overrides, saved=True), weights, notes
 
 
 def dump(config: RunConfig) -> str:

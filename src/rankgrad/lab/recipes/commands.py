@@ -65,7 +65,7 @@ def train(
             _OUT.print(f"{row['metric']} ({row['of']}): {row['mean']:.2f} +- {row['deviation']:.2f}")
     else:
         (result,) = results
-        _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f})")
+        _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f}{run.chosen_by(folder)})")
         _OUT.print(f"last  {log.in_words(result.last)}  in {machine.duration(result.seconds)}")
         _OUT.print(f"training alone: {result.speed:,.0f} items/s")
     _OUT.print(f"report: {folder / 'report.html'}", markup=False)
@@ -113,17 +113,15 @@ def _value(value: object) -> str:
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="best.safetensors or last.safetensors of a run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, for its best weights, or a checkpoint in it.")],
     settings: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.")] = None,
     data: Annotated[str | None, typer.Option(help="The folder, or the file, of the data set.")] = None,
 ) -> None:
-    """Measure a checkpoint on the test part of its data set."""
-    from rankgrad.lab.training import checkpoint as files
+    """Measure a run on the test part of its data set."""
     from rankgrad.lab.training import log, machine
 
-    weights, notes = files.load_weights(checkpoint)
     overrides = [*(settings or []), *_root(data)]
-    task, config = recipes.checked(notes["config"], overrides, saved=True)
+    task, config, weights, notes = recipes.of_checkpoint(recipes.checkpoint_of(run), overrides)
     metrics = task.evaluate_checkpoint(config, weights, notes, machine.device_of(config.device))
     _OUT.print(log.in_words(metrics))
 

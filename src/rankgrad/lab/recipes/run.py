@@ -26,7 +26,7 @@ from rankgrad.lab.training.task import Task
 #: Bytes that must be free where a run is written.
 ROOM = 256 << 20
 #: Settings that may change when a run goes on: they do not touch its numbers.
-_FREE = {"device", "callbacks", "save_minutes", "data.root", "data.workers", "data.cache"}
+_FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
 
 
 def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
@@ -207,6 +207,12 @@ def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
         for result in results
         if metric in result.first and result.last[metric] < result.first[metric]
     ]
+
+
+def chosen_by(folder: Path) -> str:
+    """What chose the best evaluation, where that is the test part."""
+    metric = read_json(next(folder.glob("**/data.json")), DataNotes).get("headline")
+    return f", by {metric} on the test part" if metric else ""
 
 
 def _time(result: Result | None) -> dict[str, str]:

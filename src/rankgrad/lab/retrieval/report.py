@@ -136,7 +136,10 @@ def _results(
     run: Path, config: RetrievalConfig, beside: Sequence[Path], rows: Sequence[tuple[str, Any]], note: str
 ) -> str:
     """R@K of this run, before training, the best evaluation and the last, beside published rows and other runs."""
+    headline = (read_json_if_there(run / "data.json", DataNotes) or {}).get("headline", "R@1")
     metrics = [*(f"R@{k}" for k in config.recall_at), "mAP@R"]
+    if headline not in metrics:  # NDCG of graded texts
+        metrics = [headline, *metrics]
     cells: list[list[Any]] = [[name, *numbers, None] for name, numbers in rows]
     own = []
     for folder in (*beside, run):
@@ -147,6 +150,10 @@ def _results(
                 whose = "this run" if folder == run else folder.name
                 epoch = "" if which == "first" else f" (epoch {row['epoch']:.0f})"
                 cells.append([f"{whose}, {label}{epoch}", *(row.get(m) for m in metrics)])
+    note += (
+        f" The best evaluation is the one with the highest {headline} on the test items themselves, so it is an "
+        "optimistic estimate; that of the last epoch is not chosen by them."
+    )
     if config.target is not None:
         note += f" The recipe expects R@1 of about {config.target:g}."
     return page.table(["method", *metrics], cells, own=own) + f"<p>{escape(note)}</p>"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, by_classes, kept_apart, numbered
 from rankgrad.lab.text.config import Data
+from rankgrad.lab.training.config import shown
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reading import check_memory
 from rankgrad.lab.training.run_files import checked_json
@@ -39,40 +40,41 @@ def file_of(config: Data) -> Path:
     return Path(config.root).expanduser()
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """Line number and fields of every row."""
+def _rows(path: Path, argument: str = "--data") -> Iterator[tuple[int, dict[str, object]]]:
+    """Line number and fields of every row; messages begin with the argument that named the file."""
+    name = f"{argument}: {path.name}"
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = _bounded(path, file)
+            lines = _bounded(name, file)
             if path.suffix.lower() == ".jsonl":
-                yield from _json_rows(path, lines)
+                yield from _json_rows(name, lines)
                 return
             csv.field_size_limit(_LINE)  # texts that are too long are named by us
             reader = csv.DictReader(lines, delimiter="," if path.suffix.lower() == ".csv" else "\t")
             for row in reader:
                 if None in row:
-                    raise UserError(f"--data: {path.name} line {reader.line_num}: more fields than columns")
+                    raise UserError(f"{name} line {reader.line_num}: more fields than columns")
                 yield reader.line_num, dict(row)
     except UnicodeDecodeError as error:
-        raise UserError(f"--data: {path.name} is not UTF-8 ({error.reason} at byte {error.start:,})") from None
+        raise UserError(f"{name} is not UTF-8 ({error.reason} at byte {error.start:,})") from None
     except csv.Error as error:
-        raise UserError(f"--data: {path.name} cannot be read as a table ({error})") from None
+        raise UserError(f"{name} cannot be read as a table ({error})") from None
 
 
-def _bounded(path: Path, file: TextIO) -> Iterator[str]:
+def _bounded(name: str, file: TextIO) -> Iterator[str]:
     """The lines of a file; one without an end is not read to it."""
     number = 0
     while line := file.readline(_LINE):
         number += 1
         if len(line) == _LINE:
-            raise UserError(f"--data: {path.name} line {number}: expected fewer than {_LINE:,} characters")
+            raise UserError(f"{name} line {number}: expected fewer than {_LINE:,} characters")
         yield line
 
 
-def _json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, object]]]:
+def _json_rows(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, object]]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield number, checked_json(line, dict[str, Any], f"--data: {path.name} line {number}")
+            yield number, checked_json(line, dict[str, Any], f"{name} line {number}")
 
 
 def kind_of(config: Data) -> str:
@@ -88,32 +90,64 @@ def kind_of(config: Data) -> str:
     expected = " or ".join(",".join(getattr(config, role) for role in roles) for roles in kinds.values())
     raise UserError(
         f"--data: {path.name}: expected the columns {expected}; found {','.join(map(str, first))}; "
-        "data.text=NAME, data.label=NAME and so on say which are which"
+        + (_hint(config, list(map(str, first))) or "data.text=NAME, data.label=NAME and so on say which are which")
     )
 
 
-def _columns(path: Path, config: Data, kind: str) -> list[list[str]]:
-    """The columns of a kind, checked: every text is there and not too long."""
-    roles = KINDS[kind]
+def _hint(config: Data, found: list[str]) -> str:
+    """The setting that says which is the missing column, where one column is missing and one has no role."""
+    for roles in KINDS.values():
+        missing = [role for role in roles if getattr(config, role) not in found]
+        others = [name for name in found if name not in {getattr(config, role) for role in roles}]
+        if len(missing) == len(others) == 1:
+            return f"say data.{missing[0]}={others[0]}"
+    return ""
+
+
+def _columns(
+    path: Path, config: Data, roles: dict[str, str], argument: str = "--data"
+) -> tuple[list[list[str]], list[int]]:
+    """The columns of these roles, checked: every text is there and not too long; and the line of each row."""
     columns: list[list[str]] = [[] for _ in roles]
+    lines: list[int] = []
     size, memory = path.stat().st_size, 0
-    for number, row in _rows(path):
-        for role, column in zip(roles, columns, strict=True):
-            name = getattr(config, role)
+    for number, row in _rows(path, argument):
+        place = f"{argument}: {path.name} line {number}"
+        for (role, name), column in zip(roles.items(), columns, strict=True):
             if name not in row:
-                raise UserError(f"--data: {path.name} line {number}: expected a column {name!r}, found none")
+                raise UserError(f"{place}: expected a column {name!r}, found none")
             value = "" if row[name] is None else str(row[name]).strip()
             if not value:
-                raise UserError(f"--data: {path.name} line {number}: the {role} is empty")
+                raise UserError(f"{place}: the {role} is empty")
             if len(value) > config.longest:
                 raise UserError(
-                    f"--data: {path.name} line {number}: the {role} has {len(value):,} characters, more than "
-                    f"data.longest = {config.longest:,}"
+                    f"{place}: the {role} has {len(value):,} characters, more than data.longest = "
+                    f"{config.longest:,}"
                 )
             column.append(value)
             memory += sys.getsizeof(value) + 8
-        check_memory(memory, f"--data: {path.name}", "its texts", size)
-    return columns
+        lines.append(number)
+        check_memory(memory, f"{argument}: {path.name}", "its texts", size)
+    return columns, lines
+
+
+def _of_kind(path: Path, config: Data, kind: str) -> tuple[list[list[str]], list[int]]:
+    """The columns of a kind of data, and the line of each row."""
+    return _columns(path, config, {role: getattr(config, role) for role in KINDS[kind]})
+
+
+def texts_of(path: Path, config: Data, column: str | None = None) -> tuple[str, list[str]]:
+    """A column of texts of a file to embed, by its name or as the settings call them: its name, and the texts."""
+    _, first = next(_rows(path, "TEXTS"), (0, {}))
+    known = [config.text, config.anchor, config.positive, config.query, config.document]
+    found = [name for name in ([column] if column else known) if name in first]
+    if first and len(found) != 1:
+        wanted = repr(column) if column else "of texts"
+        raise UserError(
+            f"TEXTS: {path.name}: expected one column {wanted}, found {','.join(found or map(str, first))}; "
+            "--column NAME says which"
+        )
+    return (found[0], _columns(path, config, {"text": found[0]}, "TEXTS")[0][0]) if first else ("", [])
 
 
 def _items(texts: Sequence[str], labels: Tensor, class_names: Sequence[str] = ()) -> Items:
@@ -126,9 +160,9 @@ def read(config: Data, kind: str) -> RetrievalSplits:
     share = config.test_share or _SHARES[kind]
     make = {"labels": _labelled, "pairs": _paired}[kind]
     path = file_of(config)
-    everything = make(_columns(path, config, kind))
+    everything = make(_of_kind(path, config, kind)[0])
     if config.test is not None:
-        other = make(_columns(Path(config.test).expanduser(), config, kind))
+        other = make(_of_kind(Path(config.test).expanduser(), config, kind)[0])
         return RetrievalSplits(everything[0], *(other[1:] or other))
     if everything[0].classes() < 2:
         raise UserError(f"--data: {path.name}: expected two different {kind} at least, found one")
@@ -231,15 +265,18 @@ def read_graded(config: Data) -> tuple[Judgements, Judgements]:
 
 
 def _judged(path: Path, config: Data) -> Judgements:
-    queries, documents, texts = _columns(path, config, "graded")
+    (queries, documents, texts), lines = _of_kind(path, config, "graded")
     grades = []
-    for text in texts:
+    for number, text in zip(lines, texts, strict=True):
         try:
-            grades.append(float(text))
+            grade = float(text)
         except ValueError:
-            raise UserError(f"--data: {path.name}: expected grades that are numbers, received {text!r}") from None
-        if not (math.isfinite(grades[-1]) and grades[-1] >= 0):
-            raise UserError(f"--data: {path.name}: expected finite grades >= 0, received {text!r}")
+            grade = math.nan
+        if not (math.isfinite(grade) and grade >= 0):
+            raise UserError(
+                f"--data: {path.name} line {number}: expected a grade, a number >= 0, received {shown(text)}"
+            )
+        grades.append(grade)
     if not any(grades):
         raise UserError(f"--data: {path.name}: expected grades above 0, all are 0")
     query, query_texts = numbered(queries)
@@ -248,6 +285,6 @@ def _judged(path: Path, config: Data) -> Judgements:
     found, counts = pair.unique(return_counts=True)
     if int(counts.max()) > 1:
         twice = int(found[counts.argmax()])
-        shown = query_texts[twice // len(document_texts)][:80]
-        raise UserError(f"--data: {path.name}: query {shown!r} has a document with two grades")
+        query_text = query_texts[twice // len(document_texts)]
+        raise UserError(f"--data: {path.name}: query {shown(query_text)} has a document with two grades")
     return Judgements(query_texts, document_texts, query, document, torch.tensor(grades))

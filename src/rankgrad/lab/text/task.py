@@ -52,6 +52,14 @@ class TextTask(RetrievalTask):
         return config.model_copy(update={"data": found, "loss": loss, "batch": batch})
 
     @classmethod
+    def located(cls, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """With the model that a finished run has in its own folder: the first one may have moved."""
+        own, section = folder / "model", settings.get("model")
+        if not (own / "modules.json").is_file() or not isinstance(section, dict):
+            return settings
+        return {**settings, "model": {**section, "name": str(own)}}
+
+    @classmethod
     def check(cls, config: Config) -> None:
         """Whether there are a file, and a model with weights."""
         data.file_of(config.data)

@@ -192,16 +192,12 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and the metadata :func:`save_weights` wrote."""
     from rankgrad.lab.training.run_files import CheckpointNotes, checked_json
 
-    if path.is_dir():
-        raise UserError(
-            f"CHECKPOINT: expected a file, received the folder {str(path)!r}; say {path}/best.safetensors"
-        )
     if not path.is_file():
-        raise UserError(f"CHECKPOINT: no such file {str(path)!r}")
-    tensors, notes = read_tensors(path, "CHECKPOINT")
+        raise UserError(f"RUN: no such file or folder {str(path)!r}")
+    tensors, notes = read_tensors(path, "RUN")
     if "rankgrad" not in notes:
-        raise UserError(f"CHECKPOINT: {path} was not written by rankgrad (no settings in its metadata)")
-    metadata: dict[str, Any] = checked_json(notes["rankgrad"], CheckpointNotes, f"CHECKPOINT: {path}, metadata")
+        raise UserError(f"RUN: {path} was not written by rankgrad (no settings in its metadata)")
+    metadata: dict[str, Any] = checked_json(notes["rankgrad"], CheckpointNotes, f"RUN: {path}, metadata")
     return tensors, metadata
 
 

@@ -16,7 +16,10 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a dev
 def size_of(path: Path, most: int = MOST, argument: str = "") -> int:
     """The bytes of a file that can be read whole; one without an end, or with more than ``most``, is an error."""
     name = f"{argument}: {path}" if argument else str(path)
-    found = path.stat()
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise UserError(f"{name}: no such file") from None
     if not stat.S_ISREG(found.st_mode):
         raise UserError(
             f"{name}: expected a file, found {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}"

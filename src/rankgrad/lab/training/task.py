@@ -68,6 +68,11 @@ class Task(ABC):
         """The settings with everything filled in that follows from others; so they are saved with a run."""
         return config
 
+    @classmethod
+    def located(cls, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The settings saved with a checkpoint in this folder; what the run itself keeps is taken from there."""
+        return settings
+
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
         """The metrics of the network as it is now."""

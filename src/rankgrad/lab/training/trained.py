@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,19 +15,23 @@ from rankgrad.lab.training.errors import UserError
 
 @dataclass(frozen=True)
 class Exportable:
-    """A network as other programs take it: one tensor in, one tensor out, any number of rows.
+    """A network as other programs take it: tensors in, one tensor out, any number of rows.
 
     Attributes:
         module: What is exported.
-        example: Input of a few rows.
-        input: Its name, and in words what it must be.
+        draw: Gives inputs of so many rows, on the module's device.
+        inputs: Name of each input, and in words what it must be.
         output: Likewise.
+        lengths: Where the second dimension of the inputs varies too (tokens): its smallest and its largest value.
+        write_beside: Writes what else a program needs (a tokenizer) into a folder, and returns where.
     """
 
     module: nn.Module
-    example: Tensor
-    input: tuple[str, str]
+    draw: Callable[[int], tuple[Tensor, ...]]
+    inputs: dict[str, str]
     output: tuple[str, str]
+    lengths: tuple[int, int | None] | None = None
+    write_beside: Callable[[Path], Path] | None = None
 
 
 class Trained:

@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rankgrad.lab import recipes
-from rankgrad.lab.training import checkpoint, machine
-from rankgrad.lab.training.config import chosen
-
-
-def checkpoint_of(run: str | Path, weights: str = "best") -> Path:
-    """The file of weights of a run; a file is taken as it is."""
-    path = Path(run).expanduser()
-    if path.is_dir():
-        return path / f"{chosen('weights', weights, ('best', 'last'))}.safetensors"
-    return path
+from rankgrad.lab.training import machine
 
 
 def load(run: str | Path, *, weights: str = "best", device: str = "cpu") -> Any:
@@ -30,6 +21,5 @@ def load(run: str | Path, *, weights: str = "best", device: str = "cpu") -> Any:
         An object with ``embed(items)`` (image retrieval and text), ``detect(images)`` (detection) or
         ``score(features)`` (rankers), and with ``network``, the Module itself.
     """
-    tensors, notes = checkpoint.load_weights(checkpoint_of(run, weights))
-    task, config = recipes.checked(notes["config"])
+    task, config, tensors, notes = recipes.of_checkpoint(recipes.checkpoint_of(run, weights))
     return task.trained(config, tensors, notes, machine.device_of(device))

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rankgrad.lab.training.errors import UserError
+
+#: Task -> what its networks are, and what uses them.
+_OTHERS = {
+    "detection": "a detector; use `rankgrad detect`",
+    "ranker": "a ranker; `rankgrad.lab.use.load(RUN).score(features)` uses it",
+}
 
 
 def _files(given: list[Path]) -> list[Path]:
@@ -21,23 +27,35 @@ def _files(given: list[Path]) -> list[Path]:
     return paths
 
 
-def _lines(given: list[Path]) -> list[str]:
-    """The texts of files, one in each line that is not empty."""
+def _texts(given: list[Path], data: Any, column: str | None) -> list[str]:
+    """The texts of files: a column of a table, as in training, or each line that is not empty."""
+    from rankgrad.lab.text.data import SUFFIXES, texts_of
     from rankgrad.lab.training.reading import read_lines
 
-    texts = [line for path in given for line in read_lines(path, argument="TEXTS") if line.strip()]
+    texts: list[str] = []
+    for path in given:
+        if not path.is_file():
+            raise UserError(f"TEXTS: no such file {str(path)!r}")
+        if path.suffix.lower() in SUFFIXES:
+            name, found = texts_of(path, data, column)
+            print(f"{path}: {len(found):,} texts of the column {name!r}")
+        else:
+            found = [line for line in read_lines(path, argument="TEXTS") if line.strip()]
+        texts += found
     if not texts:
         raise UserError(f"TEXTS: no texts in {', '.join(map(str, given))}")
     return texts
 
 
 def embed(
-    checkpoint: Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint in it.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint in it.")],
     items: Annotated[
-        list[Path], typer.Argument(help="Images, or folders of images; for texts, files with a text in each line.")
+        list[Path],
+        typer.Argument(help="Images, or folders of images; for texts .csv, .tsv, .jsonl, or a text in each line."),
     ],
     out: Annotated[Path, typer.Option(help="Where the embeddings go.")] = Path("embeddings.npz"),
     index: Annotated[Path | None, typer.Option(help="An index for `rankgrad search` as well, by FAISS.")] = None,
+    column: Annotated[str | None, typer.Option(help="Of a table of texts; default: as in training.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
 ) -> None:
     """Embed images or texts: an .npz with `embeddings` [N, dim], of unit length, and `names` [N]."""
@@ -45,16 +63,20 @@ def embed(
 
     import numpy as np
 
+    from rankgrad.lab.recipes import checkpoint_of
     from rankgrad.lab.training import log
     from rankgrad.lab.training.checkpoint import write_bytes
     from rankgrad.lab.training.trained import Embedder
-    from rankgrad.lab.use import checkpoint_of, load
     from rankgrad.lab.use import index as indices
+    from rankgrad.lab.use import load
 
-    network = load(checkpoint, device=device)
+    network = load(run, device=device)
     if not isinstance(network, Embedder):
-        raise UserError(f"CHECKPOINT: expected a network that embeds, received one of {network.config.task!r}")
-    names = _lines(items) if network.kind == "text" else [str(path) for path in _files(items)]
+        raise UserError(f"RUN: expected a run that embeds, received {_OTHERS[network.config.task]}")
+    if network.kind == "text":
+        names = _texts(items, network.config.data, column)
+    else:
+        names = [str(path) for path in _files(items)]
     with log.progress("embedding", len(names), 0, show=True) as bar:
         embeddings = network.embed(names, progress=bar.advance).numpy()
     file = io.BytesIO()
@@ -62,7 +84,7 @@ def embed(
     write_bytes(out, file.getvalue())
     print(f"{len(names)} embeddings of length {embeddings.shape[1]} in {out}")
     if index is not None:
-        indices.write(index, embeddings, names, checkpoint_of(checkpoint), network.kind)
+        indices.write(index, embeddings, names, checkpoint_of(run), network.kind)
         print(f"index: {index}")
 
 
@@ -153,8 +175,11 @@ def export(
     wanted = load(run, device=device).exportable()
     target = out or (run if run.is_dir() else run.parent) / f"network{files.ENDINGS[kind]}"
     difference = files.export(wanted, kind, target)
-    print(f"{target}: {wanted.input[0]} {wanted.input[1]} -> {wanted.output[0]} {wanted.output[1]}")
+    given = ", ".join(f"{name} {words}" for name, words in wanted.inputs.items())
+    print(f"{target}: {given} -> {wanted.output[0]} {wanted.output[1]}")
     print(f"same outputs as the network (largest difference {difference:.1g})")
+    if wanted.write_beside is not None:
+        print(f"with it: {wanted.write_beside(target.parent)}")
 
 
 def register(app: typer.Typer) -> None:

@@ -42,12 +42,11 @@ class ImageEmbedder(Embedder):
         view: View = self.config.view
         assert view.crop is not None
         size = f"{view.crop} x {view.crop}"
-        shape = (2, 3, view.crop, view.crop)
-        example = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
+        shape = (3, view.crop, view.crop)
         return Exportable(
             _FromPixels(self.network, view).to(self.device).eval(),
-            example,
-            ("images", f"[N, 3, {view.crop}, {view.crop}] float32: RGB in [0, 1], centre crop of {size}"),
+            lambda rows: (torch.rand(rows, *shape).to(self.device),),
+            {"images": f"[N, 3, {view.crop}, {view.crop}] float32: RGB in [0, 1], centre crop of {size}"},
             ("embeddings", f"[N, {self.config.model.embedding}] float32 of unit length"),
         )
 
