@@ -252,6 +252,15 @@ def test_giou_in_loops(weighed):
     assert float(gradients[0][together == 0].abs().sum()) == 0
 
 
+def test_weights_of_giou_get_no_gradient():
+    """A score that weighs a region must not fall because its box is bad: the classifier's loss says that."""
+    coder, regression, regions, _, targets, *_, together = regions_case()
+    weights = torch.rand(12).requires_grad_()
+    said = regression.clone().requires_grad_()
+    giou_loss(*decoded(coder, said, regions, together, torch.cat(targets)), together, weights).backward()
+    assert weights.grad is None and float(said.grad.abs().sum()) > 0
+
+
 def test_giou_without_foreground():
     coder, regression, regions, _, targets, *_ = regions_case()
     said = regression.clone().requires_grad_()
