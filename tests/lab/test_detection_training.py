@@ -428,6 +428,15 @@ def test_settings_that_a_row_would_undo(tmp_path, monkeypatch):
         voc.main()
 
 
+def test_an_automatic_margin():
+    """As in the library; what is neither a number nor auto is refused."""
+    _, config = recipes.load("voc07", ["loss.margin=auto", "loss.lam=null"])
+    loss = RegionLoss(**config.loss.options())
+    assert (loss.ranking.margin, loss.ranking.lam) == ("auto", None)
+    with pytest.raises(UserError, match=r"^loss\.margin: .*received 'wide'\nloss\.margin: .* auto$"):
+        recipes.load("voc07", ["loss.margin=wide"])
+
+
 def test_a_detector_is_not_compiled():
     assert recipes.load("voc07", ["compile=false"])[1].compile is False
     with pytest.raises(UserError, match=r"^compile: a detector is not compiled, .*; received true$"):

@@ -170,8 +170,20 @@ def validated(settings: dict[str, Any], config: type[RunConfig]) -> Any:
         raise UserError("\n".join(_fault(one, config, settings) for one in error.errors())) from None
 
 
+def _place(loc: tuple[str | int, ...], config: type[Section]) -> list[str]:
+    """The setting that an error is about; which alternative of its type it failed on is left out."""
+    path: list[str] = []
+    kind: type[Section] | None = config
+    for part in loc:
+        if kind is not None or isinstance(part, int):
+            path.append(str(part))
+        if kind is not None and part in kind.model_fields:
+            kind = sections_of(kind).get(str(part))
+    return path
+
+
 def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
-    path = [str(part) for part in error["loc"]]
+    path = _place(error["loc"], config)
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         kind: type[Section] = config
