@@ -41,14 +41,22 @@ def steps(spreads, still=0.0, loss=1.0):
 
 
 def test_a_collapse_is_an_error_with_advice():
-    seen = watch.Watch("")
+    seen = watch.Watch("", 1000)
     assert seen.see(steps([0.4] * 40)) == []
     with pytest.raises(UserError, match=r"collapsed at step 1[12]\d .* 0\.400 to 0\.0010\. .*lower lr.*memory"):
         seen.see(steps([0.001] * 200))
-    low = watch.Watch("")  # an untrained network starts low, and may rise
+    low = watch.Watch("", 1000)  # an untrained network starts low, and may rise
     assert low.see(steps([0.001] * 30 + [0.002] * 30 + [0.3] * 30)) == []
-    short = watch.Watch("")  # embeddings that part again have not collapsed
+    short = watch.Watch("", 1000)  # embeddings that part again have not collapsed
     assert short.see(steps([0.4] * 20 + [0.0001] * 100 + [0.1] * 20)) == []
+
+
+@pytest.mark.parametrize("total", [15, 40, 75])
+def test_a_collapse_in_a_short_run(total):
+    """One that is over before a long run's patience would be."""
+    with pytest.raises(UserError, match=r"the embeddings collapsed at step"):
+        watch.Watch("", total).see(steps([0.4] * 4 + [0.001] * (total - 4)))
+    assert watch.Watch("", total).see(steps([0.4] * 4 + [0.001] * 9 + [0.3] * (total - 13))) == []
 
 
 def test_a_run_whose_embeddings_collapse_stops(tmp_path, monkeypatch):
@@ -59,8 +67,7 @@ def test_a_run_whose_embeddings_collapse_stops(tmp_path, monkeypatch):
         return torch.tensor(calls[-1])
 
     monkeypatch.setattr(watch, "spread", falling)
-    monkeypatch.setattr(watch, "PATIENCE", 10)
-    with pytest.raises(UserError, match=r"the embeddings collapsed at step 5[0-9]"):
+    with pytest.raises(UserError, match=r"the embeddings collapsed at step [45][0-9]"):
         run.run("digits", ["epochs=10", "device=cpu", "evaluate_first=false"], out=str(tmp_path / "a"))
     assert len(calls) == len(rows(tmp_path / "a")) < 60
 
@@ -79,14 +86,14 @@ def test_a_run_that_goes_on_remembers_how_spread_it_was(tmp_path, monkeypatch):
 
 
 def test_no_gradient_is_said_once():
-    seen = watch.Watch(watch.advice("recall", {"lam": 0.2}))
+    seen = watch.Watch(watch.advice("recall", {"lam": 0.2}), 1000)
     said = seen.see(steps([0.4] * 60, still=0.99, loss=0.5))
     assert len(said) == 1 and seen.see(steps([0.4] * 60, still=0.99)) == []
     assert said[0].startswith("step 20: 99% of the embeddings get no gradient, the loss is 0.5; ")
     assert "loss.margin" in said[0] and "loss.lam" in said[0]
     assert "loss.threshold" in watch.advice("proxy", {})
     assert "loss.window" in watch.advice("ap", {}) and "miner" in watch.advice("pml:TripletMarginLoss", {})
-    assert watch.Watch("").see(steps([0.4] * 60, still=0.9)) == []
+    assert watch.Watch("", 1000).see(steps([0.4] * 60, still=0.9)) == []
 
 
 def test_a_loss_that_reaches_nothing_is_reported(tmp_path, capsys):
@@ -120,10 +127,13 @@ def items(*counts):
         ([20] * 10, 40, 4),
         ([40] * 10, 80, 8),
         ([400] * 10, 120, 12),
-        ([3] * 10, 40, 4),
+        ([3] * 10, 30, 3),
+        ([2] * 40, 80, 2),
+        ([3] * 60, 126, 3),
+        ([1] * 20 + [9], 42, 2),
         ([20] * 32, 128, 4),
         ([50, 60], 20, 10),
-        ([1, 1, 30], 12, 4),
+        ([1, 1, 30], 6, 2),
     ],
 )
 def test_batches_fit_the_classes_there_are(counts, size, per_class):
@@ -131,6 +141,16 @@ def test_batches_fit_the_classes_there_are(counts, size, per_class):
     assert (batch.size, batch.per_class) == (size, per_class)
     assert bool(told) == (size != 128) and (not told or f"batches of {size}" in told)
     batches.sampler_of(batch, items(*counts), 0).at(0)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4, 8])
+def test_a_fitted_batch_can_be_shared_among_processes(processes):
+    """The user has not set its size, so its size is no reason to refuse a run."""
+    for counts in ([20] * 11, [40] * 7, [3] * 9, [2] * 13):
+        batch, told = batches.fitted(Batch(), items(*counts), processes)
+        assert batch.size % processes == 0 == batch.size % batch.per_class and f"batches of {batch.size}" in told
+        assert batch.size >= 0.7 * batches.fitted(Batch(), items(*counts))[0].size
+        batches.sampler_of(batch, items(*counts), 0).at(0)
 
 
 def test_a_small_folder_trains(tmp_path, capsys):

@@ -89,7 +89,7 @@ class RetrievalTask(Task):
             raise UserError(
                 f"--data: expected classes to train on, two at least, and two {self.item} of one; found {found}"
             )
-        self.batch, fitted = batches.fitted(config.batch, train.items)
+        self.batch, fitted = batches.fitted(config.batch, train.items, distributed.count())
         if self.batch.size % distributed.count():
             several = f"a multiple of the {distributed.count()} processes"
             raise UserError(f"batch.size: expected {several}, received {self.batch.size}")
@@ -105,7 +105,9 @@ class RetrievalTask(Task):
             self.network = self.network.to(memory_format=torch.channels_last)
         classes, size = int(labels.max()) + 1, self.network.embedding_size
         self.loss = self.build_loss(classes, size).to(device)
-        self._watch = watch.Watch(watch.advice(config.loss.name, config.loss.arguments()))
+        self._watch = watch.Watch(
+            watch.advice(config.loss.name, config.loss.arguments()), config.epochs * self.steps_per_epoch
+        )
         self.told = [self._counts(), *self._warnings(), *([fitted] if fitted else []), *self._doubts()]
 
     @classmethod
