@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rankgrad.lab import recipes
 from rankgrad.lab.cli import main
 from rankgrad.lab.recipes import run
 from rankgrad.lab.retrieval import batches, watch
 from rankgrad.lab.retrieval.config import Batch
+from rankgrad.lab.retrieval.images.model import tiny
 from rankgrad.lab.retrieval.images.task import ImageTask
 from rankgrad.lab.retrieval.splits import Items, by_items
 from rankgrad.lab.training.errors import UserError
@@ -110,7 +112,26 @@ def test_a_run_that_ends_below_its_start_says_so_in_its_last_line(tmp_path, caps
         last = capsys.readouterr().out.splitlines()[-1]
         assert ("below its start" in last) == below, last
         if below:
-            assert "R@1 88.1 before" in last and "lower lr" in last
+            assert "R@1 88.1 before" in last and last.endswith("; try a lower lr, or more epochs")
+        assert ("this run ended below" in (tmp_path / str(below) / "report.html").read_text()) == below
+
+
+@pytest.mark.parametrize(
+    ("weights", "lr", "advice"),
+    [
+        ("w.safetensors", "3e-5", "try a lower lr"),
+        ("none", "3e-5", "try a higher lr, or more epochs"),
+        ("none", "0.1", "try a lower lr, or more epochs"),
+    ],
+)
+def test_advice_fits_what_the_network_starts_from(tmp_path, weights, lr, advice):
+    """A rate for pretrained networks is too low from scratch: a lower one would not help."""
+    save_file(tiny().state_dict(), tmp_path / "w.safetensors")
+    root = images.folder_set(tmp_path / "data", classes=4, each=4)
+    given = "none" if weights == "none" else tmp_path / weights
+    settings = [*SMALL, f"data.root={root}", f"weights={given}", f"lr={lr}"]
+    task = ImageTask(recipes.load("folder", settings)[1], torch.device("cpu"))
+    assert task.describe()["advice"] == advice
 
 
 # ------------------------------------------------------------------------------------------- small data
@@ -179,6 +200,27 @@ def test_too_few_steps_and_rates_that_are_none_are_told(tmp_path):
     assert "epochs=15 are 30 steps in all: so few may not be enough, try epochs=50" in said
     assert "lr=3e-05 is a rate for pretrained networks, this one is not (weights=none): try lr=0.001" in said
     assert not {"steps", "rate"} & set(told("epochs=30", "lr=3e-4").split())
+
+
+def test_rate_and_epochs_follow_from_the_weights(tmp_path):
+    """15 epochs at 3e-5 of a pretrained network; from scratch that lowers R@1. Saved as numbers, and told."""
+    for more, lr, epochs in (
+        ([], 3e-5, 15),
+        (["weights=file"], 3e-5, 15),
+        (["weights=none"], 1e-3, 90),
+        (["weights=none", "lr=0.01"], 0.01, 90),
+        (["weights=none", "epochs=2"], 1e-3, 2),
+    ):
+        _, config = recipes.load("folder", more)
+        assert (config.optim.lr, config.epochs) == (lr, epochs)
+        assert recipes.checked(config.model_dump(mode="json"))[1] == config
+    root = images.folder_set(tmp_path / "data", classes=20, each=8)
+    settings = [word for word in SMALL if not word.startswith("lr=")]
+    _, config = recipes.load("folder", [*settings, f"data.root={root}"])
+    told = ImageTask(config, torch.device("cpu")).told
+    assert "trains a network from scratch: 90 epochs x 2 steps, lr=0.001" in told
+    with pytest.raises(UserError, match=r"^epochs: .*received 'auto'$"):
+        recipes.load("voc07", ["epochs=auto"])
 
 
 def test_few_classes_are_split_by_images(tmp_path):

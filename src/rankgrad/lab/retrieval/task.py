@@ -108,7 +108,13 @@ class RetrievalTask(Task):
         self._watch = watch.Watch(
             watch.advice(config.loss.name, config.loss.arguments()), config.epochs * self.steps_per_epoch
         )
-        self.told = [self._counts(), *self._warnings(), *([fitted] if fitted else []), *self._doubts()]
+        self.told = [
+            self._counts(),
+            self._length(),
+            *self._warnings(),
+            *([fitted] if fitted else []),
+            *self._doubts(),
+        ]
 
     @classmethod
     def check_loss(cls, config: Any) -> None:
@@ -154,6 +160,11 @@ class RetrievalTask(Task):
 
         told = f"trains on {of(self.source)}, tests on {of(self.query)}"
         return told if self.gallery is None else f"{told}, which search {len(self.gallery):,} {self.item}"
+
+    def _length(self) -> str:
+        begin = "pretrained" if self.pretrained(self.config) else "from scratch"
+        steps = f"{self.config.epochs} epochs x {self.steps_per_epoch} steps"
+        return f"trains a network {begin}: {steps}, lr={self.config.optim.lr:g}"
 
     def _warnings(self) -> list[str]:
         told = []
@@ -251,7 +262,13 @@ class RetrievalTask(Task):
         counts |= {"queries": len(self.query), "test classes": self.query.items.classes()}
         if self.gallery is not None:
             counts["gallery items"] = len(self.gallery)
-        return {"counts": counts, "told": self.told, "headline": self.headline}
+        return {"counts": counts, "told": self.told, "headline": self.headline, "advice": self._advice()}
+
+    def _advice(self) -> str:
+        """What to try where training made the network worse."""
+        if self.pretrained(self.config):
+            return "try a lower lr"
+        return f"try a {'higher' if self.config.optim.lr < SCRATCH_LR else 'lower'} lr, or more epochs"
 
     def finish(self, folder: Path) -> None:
         """Write the examples of the report."""

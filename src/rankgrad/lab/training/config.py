@@ -31,7 +31,7 @@ class Optim(Section):
     """The optimiser and its schedule."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"  # which optimiser
-    lr: Positive = 1e-5  # the learning rate
+    lr: Positive = 1e-5  # the learning rate; retrieval of images: auto takes one that fits the weights
     weight_decay: NonNegative = 0.0  # weight decay of all parameters but proxies
     momentum: NonNegative = 0.9  # momentum, of sgd only
     clip: NonNegative = 0.0  # largest norm of the gradient; 0: not clipped
@@ -46,7 +46,7 @@ class RunConfig(Section):
 
     task: str  # what is trained; see `rankgrad ls`
     seed: Seed = 0  # seed of weights, batches and augmentation
-    epochs: Count = 1  # passes over the training items
+    epochs: Count = 1  # passes over the training items; retrieval of images: auto, as lr
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the network; losses are computed in fp32
     device: str = "auto"  # auto, cpu or cuda; auto takes a GPU if there is one
     compile: bool = False  # compile the network by torch.compile, on a GPU; not for detectors
