@@ -87,7 +87,8 @@ class RetrievalTask(Task):
         if train.items.classes() < 2 or int(labels.bincount().max()) < 2:
             found = f"{len(labels):,} {self.item} of {train.items.classes():,} classes"
             raise UserError(
-                f"--data: expected classes to train on, two at least, and two {self.item} of one; found {found}"
+                f"--data: expected classes to train on, two at least, and two {self.item} of one; found "
+                f"{found}{self._other_split()}"
             )
         self.batch, fitted = batches.fitted(config.batch, train.items, distributed.count())
         if self.batch.size % distributed.count():
@@ -175,8 +176,13 @@ class RetrievalTask(Task):
                 shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
                 more = ", ..." if len(alone) > 5 else ""
                 why = "it serves as an irrelevant one" if source is self.source else "it is no query"
-                told.append(f"{len(alone)} {use} classes with a single item ({why}): {shown}{more}")
+                said = f"{len(alone)} {use} classes with a single item ({why}): {shown}{more}"
+                told.append(f"{said}{self._other_split()}")
         return told
+
+    def _other_split(self) -> str:
+        """How classes come to train or to test, where these settings choose them."""
+        return ""
 
     def _doubts(self) -> list[str]:
         """What a new user stumbles on: too few steps to learn anything, a rate that is none for this network."""
