@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -76,7 +76,7 @@ class RetrievalSplits:
     train: Items
     query: Items
     gallery: Items | None = None
-    note: str = ""
+    note: str = field(default="", kw_only=True)
 
 
 def held_out(splits: RetrievalSplits, part: float, seed: int) -> RetrievalSplits:

@@ -71,9 +71,8 @@ def tiny() -> nn.Module:
 def _without_classifier(network: nn.Module) -> nn.Module:
     """Replace the last linear layer of a torchvision classifier by nothing."""
     if hasattr(network, "aux_logits"):  # GoogLeNet, Inception: in training they return more than the features
-        network.aux_logits = False
-        for name in ("aux1", "aux2", "AuxLogits"):
-            setattr(network, name, None)
+        for name, value in (("aux_logits", False), ("aux1", None), ("aux2", None), ("AuxLogits", None)):
+            setattr(network, name, value)
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear:  # SqueezeNets
         raise UserError(
