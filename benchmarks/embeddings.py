@@ -286,7 +286,9 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"data: expected NAME=DIR with a name of {', '.join(SETS)}, received {' '.join(args.data)}")
     args.as_it_stands = bool(re.search(args.rows, AS_IT_STANDS) and re.search(args.tested, AS_IT_STANDS))
     args.sources = {name: Path(folder).expanduser() for name, folder in given.items()}
-    args.data = {name: prepared(name, folder, args.out) for name, folder in args.sources.items()}
+    args.data = args.sources
+    if not args.table:
+        args.data = {name: prepared(name, folder, args.out) for name, folder in args.sources.items()}
     return args
 
 

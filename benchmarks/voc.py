@@ -41,6 +41,7 @@ ROWS = {
     "CE + 0.3 log_ap, no margin": ranking(more="loss.margin=0"),
     "CE + 0.3 log_ap, no memory": ranking(more="loss.memory=0"),
     "CE + 0.3 log_ap, window 2": ranking(more="loss.lam=null loss.window=2"),
+    "CE + 0.3 log_ap, automatic reach and margin": ranking(more="loss.lam=null loss.margin=auto"),
     "CE + 0.1 log_ap": ranking(weight=0.1),
     "CE + 1 log_ap": ranking(weight=1),
     "CE + 1 log_ap, window 2": ranking(weight=1, more="loss.lam=null loss.window=2"),

@@ -112,6 +112,22 @@ def test_thresholds_with_memory_are_those_of_all_regions():
     torch.testing.assert_close(value.detach(), alone(together[0], together[1], None, together[2]))
 
 
+def test_a_memory_of_other_lists_is_refused():
+    """When it is loaded, not at the next step; an empty one has no kind."""
+    made = {thresholds: RegionLoss(thresholds=thresholds, memory=2) for thresholds in (False, True, "weighed")}
+    for loss in made.values():
+        loss.load_state_dict(RegionLoss(memory=2).state_dict())
+        logits = torch.randn(30, 21, requires_grad=True)  # 20 classes
+        loss(logits, torch.arange(30) % 21, None, torch.rand(30))
+    for one, other, message in (
+        (False, True, "without thresholds, received one with them"),
+        ("weighed", False, "with thresholds, received one without them"),
+    ):
+        with pytest.raises(ValueError, match=rf"^ranking\.memory\.scores: expected a memory {message}$"):
+            made[one].load_state_dict(made[other].state_dict())
+    made[True].load_state_dict(made["weighed"].state_dict())  # the same lists, averaged differently
+
+
 @pytest.mark.parametrize("thresholds", [True, "weighed"])
 def test_where_no_box_fits(thresholds):
     logits, labels, overlap = case()
@@ -250,6 +266,15 @@ def test_giou_in_loops(weighed):
     torch.testing.assert_close(*values)
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
     assert float(gradients[0][together == 0].abs().sum()) == 0
+
+
+def test_weights_of_giou_get_no_gradient():
+    """A score that weighs a region must not fall because its box is bad: the classifier's loss says that."""
+    coder, regression, regions, _, targets, *_, together = regions_case()
+    weights = torch.rand(12).requires_grad_()
+    said = regression.clone().requires_grad_()
+    giou_loss(*decoded(coder, said, regions, together, torch.cat(targets)), together, weights).backward()
+    assert weights.grad is None and float(said.grad.abs().sum()) > 0
 
 
 def test_giou_without_foreground():

@@ -190,7 +190,15 @@ def test_a_run_that_fails_counts_as_nothing_and_is_not_repeated(tmp_path, capsys
 
 def test_what_is_chosen_comes_before_what_is_tested(tmp_path, monkeypatch):
     """Of the rates the best, of the heads the better one; then all losses with the first seed, then the others."""
-    words = [f"cub={tmp_path}", "--weights", "none", "--out", str(tmp_path / "out"), "--seeds", "2"]
+    words = [
+        f"cub={images.cub_set(tmp_path / 'cub')}",
+        "--weights",
+        "none",
+        "--out",
+        str(tmp_path / "out"),
+        "--seeds",
+        "2",
+    ]
     args = embeddings.parsed([*words, "--rows", "^AP$|^FastAP"])
     found = {}
     monkeypatch.setattr(embeddings, "score", lambda out, run: found.get(run))

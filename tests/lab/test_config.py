@@ -12,18 +12,18 @@ RECIPES = ["cub", "cub-proxy", "digits", "folder", "inshop", "sop"]
 def test_every_recipe_loads_and_says_how_to_run_it_and_what_to_expect():
     assert set(RECIPES) <= set(recipes.recipe_names())
     for name in recipes.recipe_names():
-        _, config = recipes.load(name)
+        recipes.load(name)
         header = "".join(line for line in recipes.recipe_text(name).splitlines() if line.startswith("#"))
         assert f"rankgrad train {name}" in header
-        assert "xpect" in header or f"R@1 of {config.target}" in header
+        assert "xpect" in header
 
 
 @pytest.mark.parametrize(
     ("name", "lr", "margin", "lam", "per_class", "r1"),
     [
-        ("sop", 3e-6, 0.02, 4, 4, 78.6),
-        ("inshop", 1e-5, 0.05, 0.2, 8, 86.3),
-        ("cub", 5e-6, 0.02, 0.2, 4, 64.0),
+        ("sop", 3e-6, 0.02, 4, 4, "78.6"),
+        ("inshop", 1e-5, 0.05, 0.2, 8, "86.3"),
+        ("cub", 5e-6, 0.02, 0.2, 4, "64.0"),
     ],
 )
 def test_the_benchmarks_have_the_paper_s_settings(name, lr, margin, lam, per_class, r1):
@@ -36,7 +36,10 @@ def test_the_benchmarks_have_the_paper_s_settings(name, lr, margin, lam, per_cla
         per_class,
     )
     assert arguments["weight"] == "loglog"
-    assert (config.target, arguments["memory"], config.batch.size, config.epochs) == (r1, 3, 128, 80)
+    assert f"The paper reports R@1 of {r1} with a memory of three batches" in recipes.recipe_text(name)
+    # not its memory, nor the embedding layer's higher rate: what it reports is no number to expect
+    assert (config.target, "memory" in arguments, config.embedding_lr) == (None, False, 1)
+    assert (config.batch.size, config.epochs) == (128, 80)
     assert (config.optim.milestones, config.optim.decay, config.optim.weight_decay) == ((35,), 0.3, 4e-4)
 
 

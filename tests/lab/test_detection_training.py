@@ -428,6 +428,15 @@ def test_settings_that_a_row_would_undo(tmp_path, monkeypatch):
         voc.main()
 
 
+def test_an_automatic_margin():
+    """As in the library; what is neither a number nor auto is refused."""
+    _, config = recipes.load("voc07", ["loss.margin=auto", "loss.lam=null"])
+    loss = RegionLoss(**config.loss.options())
+    assert (loss.ranking.margin, loss.ranking.lam) == ("auto", None)
+    with pytest.raises(UserError, match=r"^loss\.margin: .*received 'wide'\nloss\.margin: .* auto$"):
+        recipes.load("voc07", ["loss.margin=wide"])
+
+
 def test_a_detector_is_not_compiled():
     assert recipes.load("voc07", ["compile=false"])[1].compile is False
     with pytest.raises(UserError, match=r"^compile: a detector is not compiled, .*; received true$"):
@@ -502,12 +511,17 @@ def test_box_settings_that_do_not_fit():
         recipes.load("voc", ["boxes=giou", "balanced=true", "box_weight=10"])
 
 
-def test_the_giou_of_a_run_is_that_of_its_regions(root, monkeypatch):
-    """Weight times the loss of what the heads sampled and the predictor said."""
-    _, config = recipes.load("voc", [*SMALL, f"data.root={root}", "boxes=giou", "box_weight=10"])
+@pytest.mark.parametrize("scores", ["", "softmax", "odds", "logits"])
+def test_the_giou_of_a_run_is_that_of_its_regions(root, monkeypatch, scores):
+    """Weight times the loss of what the heads sampled and the predictor said, by the score that judges the run."""
+    by = ["by_score=true", f"scores={scores}"] if scores else []
+    _, config = recipes.load("voc", [*SMALL, f"data.root={root}", "boxes=giou", "box_weight=10", *by])
     task = DetectionTask(config, torch.device("cpu"))
     heads, seen = task.network.train().roi_heads, {}
-    heads.box_predictor.register_forward_hook(lambda module, inputs, output: seen.update(said=output[1]))
+    torch.nn.init.normal_(heads.box_predictor.cls_score.weight)  # scores that differ
+    heads.box_predictor.register_forward_hook(
+        lambda module, inputs, output: seen.update(logits=output[0].detach(), said=output[1])
+    )
     choose = type(heads).select_training_samples
 
     def look(self, *given):
@@ -517,13 +531,22 @@ def test_the_giou_of_a_run_is_that_of_its_regions(root, monkeypatch):
     monkeypatch.setattr(type(heads), "select_training_samples", look)
     task.batch_loss(task.network, 0)
     regions, _, labels, targets = (torch.cat(part) for part in seen["sampled"])
+    front = [row for row, label in enumerate(labels.tolist()) if label]
+    each = {
+        "": lambda z, c: 1.0,
+        "softmax": lambda z, c: float(z.softmax(0)[c]),
+        "odds": lambda z, c: float((z[c] - z[0]).sigmoid()),
+        "logits": lambda z, c: float(z[c].sigmoid()),
+    }
+    weight = {row: each[scores](seen["logits"][row], int(labels[row])) for row in front}
+    mean = sum(weight.values()) / len(front)
     total = 0.0
     for row, label in enumerate(labels.tolist()):
         if label:
             own = seen["said"][row, 4 * label : 4 * label + 4].unsqueeze(0)
             region = regions[row : row + 1]
             box, there = (heads.box_coder.decode_single(one, region) for one in (own, targets[row : row + 1]))
-            total += float(generalized_box_iou_loss(box, there).detach())
+            total += weight[row] / mean * float(generalized_box_iou_loss(box, there).detach())
     assert float(task.parts["loss_box_reg"]) == pytest.approx(10 * total / len(labels), rel=1e-4)
     assert "_taken" not in vars(heads)
 

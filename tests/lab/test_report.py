@@ -51,6 +51,8 @@ def report(tmp_path_factory):
     settings += [
         f"data.root={images.cub_set(folder / 'data')}",
         "loss.lam=3.75",
+        "loss.memory=3",
+        "target=64",
         "evaluate_first=true",
     ]
     out, (result,) = run.run("cub", settings, out=str(folder / "a <b> & c"))

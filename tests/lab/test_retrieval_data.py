@@ -1,15 +1,18 @@
 """Readers on small sets in the official layouts, and images from file to crop."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torchvision.transforms import v2
 
+from rankgrad.lab import recipes
 from rankgrad.lab.retrieval.images import augment, data
 from rankgrad.lab.retrieval.images.config import Data, View
 from rankgrad.lab.retrieval.images.source import ImageSource, decode
-from rankgrad.lab.retrieval.images.task import read_sources
+from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
 from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.images import MEAN, STD, Ragged
@@ -17,6 +20,7 @@ from rankgrad.lab.vision.images import MEAN, STD, Ragged
 import images
 
 CPU = torch.device("cpu")
+TINY = ["backbone=tiny", "weights=none", "precision=fp32", "view.resize=16", "view.crop=12", "device=cpu"]
 SMALL = View(resize=16, crop=12, mean=MEAN, std=STD)
 
 
@@ -248,3 +252,49 @@ def test_more_than_8_bits_are_refused(tmp_path):
     for name in ("a.png", "a.tif"):
         with pytest.raises(ValueError, match="expected 8 bits a channel, received Pillow's mode"):
             decode(tmp_path / name, View(resize=32, crop=28))
+
+
+def test_a_folder_with_images_for_validation(tmp_path, capsys):
+    """They are left alone, and that is said."""
+    for part, classes in (("train", "abc"), ("valid", "ab"), ("test", "de")):
+        for name in classes:
+            for k in range(2):
+                images.image(tmp_path / part / name / f"{k}.png", ord(name), k)
+    splits = data.read(Data(name="folder", root=str(tmp_path)))
+    assert (splits.train.classes(), len(splits.train), splits.query.classes()) == (3, 6, 2)
+    assert splits.note == "not used: valid (train is trained on, test is judged on)"
+    _, config = recipes.load("folder", [*TINY, f"data.root={tmp_path}", "hold_out=0.4"])
+    ImageTask(config, torch.device("cpu"))
+    assert "not used: valid" in capsys.readouterr().out
+    (tmp_path / "other").mkdir()
+    assert data.read(Data(name="folder", root=str(tmp_path))).note == ""  # four classes, of odd names
+
+
+def test_a_folder_too_high(tmp_path):
+    images.folder_set(tmp_path / "data" / "birds", classes=4, each=2)
+    with pytest.raises(
+        UserError, match=r"^--data: expected a folder for each class in .*, 'birds'; .* --data .*/birds$"
+    ):
+        data.read(Data(name="folder", root=str(tmp_path / "data")))
+
+
+def test_classes_of_one_image_say_who_chose_them(tmp_path):
+    """The settings did, unless the folder has train and test."""
+    root = images.folder_set(tmp_path / "data", classes=3, each=2)
+    for name in ("x", "y", "z"):
+        images.image(root / name / "0.png", 7, 0)
+    told = ImageTask(recipes.load("folder", [*TINY, f"data.root={root}"])[1], torch.device("cpu")).told
+    (line,) = [line for line in told if "single item" in line and "test classes" in line]
+    assert line.endswith("; data.test_share and data.split_seed choose the classes to test on")
+    for part in ("train", "test"):
+        shutil.copytree(root, tmp_path / "split" / part)
+    split = recipes.load("folder", [*TINY, f"data.root={tmp_path / 'split'}"])[1]
+    assert not any("split_seed" in line for line in ImageTask(split, torch.device("cpu")).told)
+
+
+def test_a_pooling_that_cannot_be_replaced_is_told(tmp_path):
+    root = images.folder_set(tmp_path / "data", classes=4, each=4)
+    for more, told in ((["pooling=auto"], True), (["pooling=own"], False), (["backbone=resnet18"], False)):
+        settings = [*TINY, f"data.root={root}", "view.resize=32", "view.crop=32", *more]
+        task = ImageTask(recipes.load("folder", settings)[1], torch.device("cpu"))
+        assert ("tiny keeps its own pooling, which avg+max cannot replace" in task.told) == told

@@ -12,7 +12,7 @@ import rankgrad
 from rankgrad.lab.retrieval import losses
 from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.retrieval.images import model
-from rankgrad.lab.retrieval.images.config import Model
+from rankgrad.lab.retrieval.images.config import Model, View
 from rankgrad.lab.training.errors import UserError
 
 IMAGES = torch.randn(2, 3, 64, 64)
@@ -44,6 +44,19 @@ def test_backbones_by_name(name, features):
         ),
         ("timmm:resnet18", "unknown library 'timmm', did you mean 'timm'"),
         ("torchvision:resnet10t", "unknown name 'torchvision:resnet10t'"),
+        (
+            "r3d_18",
+            "'r3d_18' of torchvision does not classify images; expected one of torchvision's image classifiers",
+        ),
+        (
+            "fasterrcnn_resnet50_fpn",
+            "'fasterrcnn_resnet50_fpn' of torchvision does not classify images; expected one of",
+        ),
+        (
+            "torchvision:deeplabv3_resnet50",
+            "'deeplabv3_resnet50' of torchvision does not classify images; expected one of",
+        ),
+        ("squeezenet1_0", "SqueezeNet ends without a linear layer; expected one of torchvision's"),
     ],
 )
 def test_unknown_backbones(name, message):
@@ -257,3 +270,21 @@ def test_where_the_weights_cannot_be_fetched(name, monkeypatch):
     monkeypatch.setattr("timm.models._builder.load_pretrained", fetch)
     with pytest.raises(UserError, match=r"library's weights of resnet18 cannot be fetched \(no route\)"):
         model.build(Model(backbone=name), 32, 0)
+
+
+def test_every_name_of_torchvision_has_a_view_or_a_message():
+    """Weights of detectors, videos and masks say nothing about the size of an image."""
+    classifiers = models.list_models(module=models)
+    for name in models.list_models():
+        config = Model(backbone=f"torchvision:{name}", weights="library")
+        if name in classifiers:
+            view = model.complete_view(View(), config)
+            assert view.resize >= view.crop >= 224
+        else:
+            with pytest.raises(UserError, match=f"{name}' of torchvision does not classify images; expected"):
+                model.complete_view(View(), config)
+
+
+def test_a_network_that_returns_more_in_training():
+    network, _ = model.build(Model(backbone="torchvision:googlenet", weights="none", embedding=8), 64, 0)
+    assert network.train()(IMAGES).shape == (2, 8)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from rankgrad import _check
 from rankgrad.detection.drop_in import ranking_loss
 from rankgrad.detection.region_loss import RegionLoss
+from rankgrad.detection.thresholds import at_first
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -100,7 +101,9 @@ def calibrate(model: Model) -> Model:
         raise _check.fail("model", f"a model scored by what its loss ranks, {loss.ranked!r}", scored)
     if not isinstance(layer, nn.Linear):
         raise _check.fail("model", "a box predictor with a linear cls_score", model)
-    scores, relevance, mask = loss.ranking.memory.candidates()
+    regions = loss.ranking.memory.candidates()
+    # Over thresholds the columns of 0.5: what a detection is, whatever the metric asks of its box.
+    scores, relevance, mask = map(at_first, regions) if loss.thresholds else regions
     if not bool(mask.any()):
         raise _check.fail("model", "a memory with regions: train with memory > 0 first", model)
     slope, offset = fit_scale(scores[mask], relevance[mask])

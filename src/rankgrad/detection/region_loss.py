@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankgrad import _check
-from rankgrad.detection.thresholds import LEVELS, ThresholdRankingLoss, reached
+from rankgrad.detection.thresholds import LEVELS, ThresholdRankingLoss, is_by_threshold, reached
 from rankgrad.distributed import gather
 from rankgrad.engine.precision import without_autocast
 from rankgrad.losses import ClassRankingLoss, spearman_loss
+from rankgrad.reach import Margin
 
 #: Beside False and True, how the lists of IoU thresholds may be averaged.
 LISTS = ("weighed",)
@@ -148,7 +149,7 @@ class RegionLoss(nn.Module):
         thresholds: bool | str = False,
         order_weight: float = 0.0,
         lam: float | None = 0.5,
-        margin: float = 0.15,
+        margin: Margin = 0.15,
         memory: int = 7,
         map_weight: float = 2,
         pooled_weight: float = 1,
@@ -236,6 +237,15 @@ class RegionLoss(nn.Module):
     def reset(self) -> None:
         """Empty the memory."""
         self.ranking.reset()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """A memory of the other kind of lists is refused here, before a step of training fails on its shape."""
+        name = f"{prefix}ranking.memory.scores"
+        saved = state_dict.get(name)
+        if saved is not None and saved.numel() and is_by_threshold(saved) != bool(self.thresholds):
+            wanted, received = ("with", "without") if self.thresholds else ("without", "with")
+            raise ValueError(f"{name}: expected a memory {wanted} thresholds, received one {received} them")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         weights = f"ranking_weight={self.ranking_weight}, cross_entropy={self.cross_entropy}"

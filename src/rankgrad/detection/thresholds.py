@@ -21,6 +21,18 @@ def reached(overlap: Tensor) -> Tensor:
     return overlap.unsqueeze(1) >= levels
 
 
+def at_first(columns: Tensor) -> Tensor:
+    """Of ``[..., 10 classes]`` the columns of the first threshold, 0.5."""
+    return columns[..., : columns.shape[-1] // LEVELS]
+
+
+def is_by_threshold(scores: Tensor) -> bool:
+    """Whether remembered scores ``[..., columns]`` have a block of columns for each threshold: ten equal ones."""
+    if scores.shape[-1] % LEVELS:
+        return False
+    return bool((scores.unflatten(-1, (LEVELS, -1)) == at_first(scores).unsqueeze(-2)).all())
+
+
 class ThresholdRankingLoss(ClassRankingLoss):
     """The mean over thresholds of :class:`rankgrad.ClassRankingLoss`; one without a relevant item does not count.
 

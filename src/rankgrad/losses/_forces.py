@@ -38,7 +38,7 @@ def hinge(
     Returns:
         The value, float64, and its gradient with respect to the scores.
     """
-    pull, push = (weight / many.clamp(min=1)).to(scores.dtype).unbind()
+    pull, push = (weight / many.clamp(min=1).double()).to(scores.dtype).unbind()
     gaps = torch.where(near, (upper - scores) * pull, ((scores - lower) * push).where(far, 0))
     return gaps.sum(dtype=torch.float64), torch.where(near, -pull, push.where(far, 0))
 

@@ -109,7 +109,7 @@ class Loss(Section):
     order_weight: NonNegative = 0.0  # weight of the Spearman loss of scores against the boxes' IoU
     lam: Positive | None = 0.5  # interpolation strength; null without a window: automatic reach
     window: Positive | None = None  # instead of lam: reach in units of the scores
-    margin: NonNegative = 0.15  # score margin
+    margin: NonNegative | Literal["auto"] = 0.15  # score margin; auto: a share of the spread of the scores
     memory: Annotated[int, Field(ge=0)] = 7  # past batches that are candidates too
     map_weight: NonNegative = 2.0  # share of the lists of single classes
     pooled_weight: NonNegative = 1.0  # share of the one list of all (region, class) pairs

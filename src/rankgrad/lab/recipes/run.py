@@ -8,6 +8,7 @@ import shlex
 import shutil
 import statistics
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -200,10 +201,11 @@ def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
     """A line for each run whose network was better before training than after it."""
-    metric = read_json(next(folder.glob("**/data.json")), DataNotes).get("headline", "")
+    notes = read_json(min(folder.glob("**/data.json")), DataNotes)
+    metric, advice = notes.get("headline", ""), notes.get("advice", "try a lower lr")
     return [
         f"this run ended below its start: {metric} {result.first[metric]:.1f} before training, "
-        f"{result.last[metric]:.1f} after it; try a lower lr"
+        f"{result.last[metric]:.1f} after it; {advice}"
         for result in results
         if metric in result.first and result.last[metric] < result.first[metric]
     ]
@@ -243,6 +245,9 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
             raise UserError(f"--beside: expected a run of the same task as {folder}, received {other}")
     described = read_json_if_there(folder / "machine.json", Machine) or {}
     result = read_json_if_there(folder / "result.json", Result)
+    first, *others = task.report_sections(folder, config, beside)
+    if result is not None and (folder / "data.json").is_file():
+        first = first[0], "".join(f"<p>{escape(line)}</p>" for line in below_start(folder, [result])) + first[1]
     return page.write_report(
         folder,
         title=f"rankgrad: {folder.name}",
@@ -250,5 +255,5 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
         steps=read_table(folder / "steps.csv", ("step", "loss")),
         evaluations=read_table(folder / "evaluations.csv", ("step", "epoch")),
         machine={**described, **_time(result)},
-        sections=task.report_sections(folder, config, beside),
+        sections=[first, *others],
     )

@@ -11,20 +11,38 @@ from rankgrad.samplers import ClassSampler, SuperLabelSampler
 _STEPS = 5
 
 
-def fitted(batch: Batch, items: Items) -> tuple[Batch, str]:
+def fitted(batch: Batch, items: Items, processes: int = 1) -> tuple[Batch, str]:
     """A batch that the classes can fill, and a note where it differs from the settings.
 
-    A batch shows ``size / per_class`` classes. Where there are fewer, it shows all of them, and more items of each
-    as far as most classes have enough of them for several batches: one batch an epoch would hardly train.
+    A batch shows ``size / per_class`` classes, and of each as many items as the typical class has at most: an item
+    that is twice in a batch teaches nothing. Where there are fewer classes, it shows all of them, and more items
+    of each as far as most classes have enough of them for several batches: one batch an epoch would hardly train.
+    A batch that differs from the settings can be shared among the processes.
     """
-    classes = items.classes()
-    if batch.sampler != "classes" or batch.size // batch.per_class <= classes:
+    if batch.sampler != "classes":
         return batch, ""
+    classes = items.classes()
     typical = int(items.labels.bincount().float().quantile(0.5, interpolation="lower"))
-    per_class = max(batch.per_class, min(batch.size // classes, typical // _STEPS))
-    size = classes * per_class
-    told = f"batches of {size}, all {classes} classes x {per_class}, instead of {batch.size}"
+    per_class = max(min(batch.per_class, typical), min(batch.per_class, 2))
+    if batch.size // per_class > classes:
+        per_class = max(per_class, min(batch.size // classes, typical // _STEPS))
+    elif per_class == batch.per_class:
+        return batch, ""
+    many, per_class = _shared(min(classes, batch.size // per_class), per_class, processes)
+    size, of = many * per_class, f"all {many}" if many == classes else f"{many}"
+    told = f"batches of {size}, {of} classes x {per_class}, instead of {batch.size}"
     return batch.model_copy(update={"size": size, "per_class": per_class}), told
+
+
+def _shared(classes: int, per_class: int, processes: int) -> tuple[int, int]:
+    """The largest batch of at most so many classes and items of each that can be shared among the processes."""
+    found = [
+        (many, each)
+        for each in range(per_class, 0, -1)
+        for many in range(classes, 0, -1)
+        if many * each % processes == 0 and min(many, each) > 1
+    ]
+    return max(found, key=lambda one: one[0] * one[1], default=(classes, per_class))
 
 
 def sampler_of(batch: Batch, items: Items, seed: int) -> ClassSampler | SuperLabelSampler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -71,17 +71,18 @@ class Items:
 
 @dataclass(frozen=True)
 class RetrievalSplits:
-    """Training items, the queries, and the gallery they search; None: they search each other."""
+    """Training items, the queries, and the gallery they search; None: they search each other. A note."""
 
     train: Items
     query: Items
     gallery: Items | None = None
+    note: str = field(default="", kw_only=True)
 
 
 def held_out(splits: RetrievalSplits, part: float, seed: int) -> RetrievalSplits:
     """Choose settings without the test classes: train on some training classes, test on the others."""
     inside, outside = by_classes(splits.train.labels, part, seed)
-    return RetrievalSplits(splits.train.take(inside), splits.train.take(outside))
+    return RetrievalSplits(splits.train.take(inside), splits.train.take(outside), note=splits.note)
 
 
 def by_classes(labels: Tensor, test_share: float, seed: int) -> tuple[Tensor, Tensor]:

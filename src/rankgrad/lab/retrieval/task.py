@@ -87,9 +87,10 @@ class RetrievalTask(Task):
         if train.items.classes() < 2 or int(labels.bincount().max()) < 2:
             found = f"{len(labels):,} {self.item} of {train.items.classes():,} classes"
             raise UserError(
-                f"--data: expected classes to train on, two at least, and two {self.item} of one; found {found}"
+                f"--data: expected classes to train on, two at least, and two {self.item} of one; found "
+                f"{found}{self._other_split()}"
             )
-        self.batch, fitted = batches.fitted(config.batch, train.items)
+        self.batch, fitted = batches.fitted(config.batch, train.items, distributed.count())
         if self.batch.size % distributed.count():
             several = f"a multiple of the {distributed.count()} processes"
             raise UserError(f"batch.size: expected {several}, received {self.batch.size}")
@@ -105,8 +106,16 @@ class RetrievalTask(Task):
             self.network = self.network.to(memory_format=torch.channels_last)
         classes, size = int(labels.max()) + 1, self.network.embedding_size
         self.loss = self.build_loss(classes, size).to(device)
-        self._watch = watch.Watch(watch.advice(config.loss.name, config.loss.arguments()))
-        self.told = [self._counts(), *self._warnings(), *([fitted] if fitted else []), *self._doubts()]
+        self._watch = watch.Watch(
+            watch.advice(config.loss.name, config.loss.arguments()), config.epochs * self.steps_per_epoch
+        )
+        self.told = [
+            self._counts(),
+            self._length(),
+            *self._warnings(),
+            *([fitted] if fitted else []),
+            *self._doubts(),
+        ]
 
     @classmethod
     def check_loss(cls, config: Any) -> None:
@@ -153,6 +162,11 @@ class RetrievalTask(Task):
         told = f"trains on {of(self.source)}, tests on {of(self.query)}"
         return told if self.gallery is None else f"{told}, which search {len(self.gallery):,} {self.item}"
 
+    def _length(self) -> str:
+        begin = "pretrained" if self.pretrained(self.config) else "from scratch"
+        steps = f"{self.config.epochs} epochs x {self.steps_per_epoch} steps"
+        return f"trains a network {begin}: {steps}, lr={self.config.optim.lr:g}"
+
     def _warnings(self) -> list[str]:
         told = []
         for use, source in (("training", self.source), ("test", self.query)):
@@ -162,8 +176,13 @@ class RetrievalTask(Task):
                 shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
                 more = ", ..." if len(alone) > 5 else ""
                 why = "it serves as an irrelevant one" if source is self.source else "it is no query"
-                told.append(f"{len(alone)} {use} classes with a single item ({why}): {shown}{more}")
+                said = f"{len(alone)} {use} classes with a single item ({why}): {shown}{more}"
+                told.append(f"{said}{self._other_split()}")
         return told
+
+    def _other_split(self) -> str:
+        """How classes come to train or to test, where these settings choose them."""
+        return ""
 
     def _doubts(self) -> list[str]:
         """What a new user stumbles on: too few steps to learn anything, a rate that is none for this network."""
@@ -249,7 +268,13 @@ class RetrievalTask(Task):
         counts |= {"queries": len(self.query), "test classes": self.query.items.classes()}
         if self.gallery is not None:
             counts["gallery items"] = len(self.gallery)
-        return {"counts": counts, "told": self.told, "headline": self.headline}
+        return {"counts": counts, "told": self.told, "headline": self.headline, "advice": self._advice()}
+
+    def _advice(self) -> str:
+        """What to try where training made the network worse."""
+        if self.pretrained(self.config):
+            return "try a lower lr"
+        return f"try a {'higher' if self.config.optim.lr < SCRATCH_LR else 'lower'} lr, or more epochs"
 
     def finish(self, folder: Path) -> None:
         """Write the examples of the report."""

@@ -17,12 +17,13 @@ from rankgrad import distributed
 from rankgrad.lab.training.errors import TrainingError
 from rankgrad.pairs import unit_length
 
-#: Steps that are averaged before anything is said.
+#: Steps that are averaged before anything is said; a tenth of a shorter run.
 STEPS = 20
 #: Collapsed: a spread below this, and below this share of the largest one (untrained networks start low), ...
 GONE, SHARE = 0.01, 0.1
-#: ... for so many steps: at first all embeddings may move together, and part again within some ten steps.
-PATIENCE = 100
+#: ... for so many steps, or a quarter of a shorter run. At first all embeddings may move together, and part again
+#: within some ten steps: these are waited for in any run.
+PATIENCE, PART = 100, 10
 #: Share of the embeddings without any gradient from which on it is said.
 STILL = 0.95
 
@@ -45,10 +46,13 @@ class Watch:
 
     Args:
         reach: How the loss names what to change where no gradient arrives.
+        total: Steps of the run.
     """
 
-    def __init__(self, reach: str) -> None:
+    def __init__(self, reach: str, total: int) -> None:
         self.reach = reach
+        self.steps = max(1, min(STEPS, total // 10))
+        self.patience = min(PATIENCE, max(PART, total // 4))
         self.largest = 0.0
         self._low = 0  # steps since the spread was gone
         self._spreads: list[float] = []
@@ -59,16 +63,16 @@ class Watch:
         """What is to be said after these steps; raises where the embeddings have collapsed."""
         said = []
         for row in rows:
-            self._spreads = [*self._spreads[-STEPS + 1 :], row["spread"]]
-            self._still = [*self._still[-STEPS + 1 :], (row["zero_gradients"], row["loss"])]
-            if len(self._spreads) < STEPS:
+            self._spreads = [*self._spreads, row["spread"]][-self.steps :]
+            self._still = [*self._still, (row["zero_gradients"], row["loss"])][-self.steps :]
+            if len(self._spreads) < self.steps:
                 continue
-            now = math.fsum(self._spreads) / STEPS
+            now = math.fsum(self._spreads) / self.steps
             self.largest = max(self.largest, now)
             self._low = self._low + 1 if now < GONE and now < SHARE * self.largest else 0
-            if self._low == PATIENCE:
+            if self._low == self.patience:
                 raise self._collapsed(now, row)
-            if not self._told and math.fsum(share for share, _ in self._still) / STEPS > STILL:
+            if not self._told and math.fsum(share for share, _ in self._still) / self.steps > STILL:
                 self._told = True
                 said.append(self._no_gradient(row))
         return said
@@ -82,8 +86,8 @@ class Watch:
         )
 
     def _no_gradient(self, row: Mapping[str, float]) -> str:
-        still = math.fsum(share for share, _ in self._still) / STEPS
-        loss = math.fsum(value for _, value in self._still) / STEPS
+        still = math.fsum(share for share, _ in self._still) / self.steps
+        loss = math.fsum(value for _, value in self._still) / self.steps
         begin = f"step {row['step']:.0f}: {still:.0%} of the embeddings get no gradient, the loss is {loss:.3g}"
         return f"{begin}; {self.reach}"
 

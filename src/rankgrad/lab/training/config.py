@@ -31,7 +31,7 @@ class Optim(Section):
     """The optimiser and its schedule."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"  # which optimiser
-    lr: Positive = 1e-5  # the learning rate
+    lr: Positive = 1e-5  # the learning rate; retrieval of images: auto takes one that fits the weights
     weight_decay: NonNegative = 0.0  # weight decay of all parameters but proxies
     momentum: NonNegative = 0.9  # momentum, of sgd only
     clip: NonNegative = 0.0  # largest norm of the gradient; 0: not clipped
@@ -46,7 +46,7 @@ class RunConfig(Section):
 
     task: str  # what is trained; see `rankgrad ls`
     seed: Seed = 0  # seed of weights, batches and augmentation
-    epochs: Count = 1  # passes over the training items
+    epochs: Count = 1  # passes over the training items; retrieval of images: auto, as lr
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the network; losses are computed in fp32
     device: str = "auto"  # auto, cpu or cuda; auto takes a GPU if there is one
     compile: bool = False  # compile the network by torch.compile, on a GPU; not for detectors
@@ -170,8 +170,20 @@ def validated(settings: dict[str, Any], config: type[RunConfig]) -> Any:
         raise UserError("\n".join(_fault(one, config, settings) for one in error.errors())) from None
 
 
+def _place(loc: tuple[str | int, ...], config: type[Section]) -> list[str]:
+    """The setting that an error is about; which alternative of its type it failed on is left out."""
+    path: list[str] = []
+    kind: type[Section] | None = config
+    for part in loc:
+        if kind is not None or isinstance(part, int):
+            path.append(str(part))
+        if kind is not None and part in kind.model_fields:
+            kind = sections_of(kind).get(str(part))
+    return path
+
+
 def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
-    path = [str(part) for part in error["loc"]]
+    path = _place(error["loc"], config)
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         kind: type[Section] = config

@@ -74,6 +74,7 @@ class DataNotes(TypedDict):
     counts: NotRequired[dict[str, int]]
     told: NotRequired[list[str]]
     headline: NotRequired[str]
+    advice: NotRequired[str]
 
 
 #: ``machine.json``.

@@ -10,6 +10,8 @@ from rankgrad.lab.retrieval.config import RetrievalConfig
 from rankgrad.lab.training.config import Count, Section, Side, Width
 from rankgrad.lab.vision.images import MEAN, STD
 
+#: What ``auto`` means for a pretrained network, and for one from scratch (weights=none).
+AUTO_LR, AUTO_EPOCHS = (3e-5, 1e-3), (15, 90)
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Channels = tuple[float, float, float]
 
@@ -68,6 +70,20 @@ class Config(RetrievalConfig):
             return settings
         model = {**model, "pooling": "own", "norm": "none"}
         return {**settings, "model": model, "view": {**view, "mean": list(MEAN), "std": list(STD)}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_weights(cls, settings: Any) -> Any:
+        """Learning rate and epochs that are ``auto``: they follow from what the network starts from."""
+        if not isinstance(settings, dict):
+            return settings
+        model, optim = settings.get("model"), settings.get("optim")
+        scratch = isinstance(model, dict) and model.get("weights") == "none"
+        if settings.get("epochs") == "auto":
+            settings = {**settings, "epochs": AUTO_EPOCHS[scratch]}
+        if isinstance(optim, dict) and optim.get("lr") == "auto":
+            settings = {**settings, "optim": {**optim, "lr": AUTO_LR[scratch]}}
+        return settings
 
     @model_validator(mode="after")
     def _crops_fit(self) -> Config:

@@ -70,10 +70,21 @@ def tiny() -> nn.Module:
 
 def _without_classifier(network: nn.Module) -> nn.Module:
     """Replace the last linear layer of a torchvision classifier by nothing."""
-    name = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
+    if hasattr(network, "aux_logits"):  # GoogLeNet, Inception: in training they return more than the features
+        for name, value in (("aux_logits", False), ("aux1", None), ("aux2", None), ("AuxLogits", None)):
+            setattr(network, name, value)
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:  # SqueezeNets
+        raise UserError(
+            f"model.backbone: {type(network).__name__} ends without a linear layer; expected {_SUPPORTED}"
+        )
+    name = linear[-1]
     parent, _, last = name.rpartition(".")
     setattr(network.get_submodule(parent), last, nn.Identity())
     return network
+
+
+_SUPPORTED = "one of torchvision's image classifiers that end in a linear layer, one of timm's networks, or tiny"
 
 
 def _library(name: str) -> tuple[str, str]:
@@ -85,13 +96,15 @@ def _library(name: str) -> tuple[str, str]:
         return "rankgrad", name
     from torchvision import models
 
-    ours = [n for n in models.list_models() if "." not in n and "/" not in n]
+    ours = models.list_models(module=models)
     if library != "timm" and bare in ours:
         return "torchvision", bare
     import timm
 
     if library != "torchvision" and timm.is_model(bare):
         return "timm", bare
+    if library != "timm" and bare in models.list_models():  # of videos, boxes, masks, flow
+        raise UserError(f"model.backbone: {bare!r} of torchvision does not classify images; expected {_SUPPORTED}")
     known = {"timm": timm.list_models(), "torchvision": ours}.get(library, [*ours, *timm.list_models(), "tiny"])
     hint = nearest(bare, known)
     raise UserError(f"model.backbone: unknown name {name!r}{hint if 'did you mean' in hint else ''}")

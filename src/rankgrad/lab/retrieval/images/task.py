@@ -13,6 +13,7 @@ from rankgrad.lab.retrieval import losses
 from rankgrad.lab.retrieval.images import data, model
 from rankgrad.lab.retrieval.images.config import Config, Data, View
 from rankgrad.lab.retrieval.images.paper import TABLES
+from rankgrad.lab.retrieval.images.pooling import Pool
 from rankgrad.lab.retrieval.images.source import ImageSource
 from rankgrad.lab.retrieval.images.trained import ImageEmbedder
 from rankgrad.lab.retrieval.source import Sources
@@ -44,8 +45,9 @@ def read_sources(config: Data, view: View, device: torch.device, *, train: bool)
 
         training, query, gallery = read(wanted[0]), read(wanted[1]), read(wanted[2])
         stores = [None if source is None else source.store for source in (training, query, gallery)]
-        if skipped := leave_out(stores, total, config.broken):
-            bar.say(skipped)
+        for line in (splits.note, leave_out(stores, total, config.broken)):
+            if line:
+                bar.say(line)
     assert query is not None
     return Sources(training, query, gallery)
 
@@ -66,6 +68,19 @@ class ImageTask(RetrievalTask):
     def pretrained(cls, config: Config) -> bool:
         """Whether there are weights to begin with."""
         return config.model.weights != "none"
+
+    def _other_split(self) -> str:
+        config = self.config.data
+        chosen = config.name == "folder" and not (root_of(config) / "train").is_dir()
+        return "; data.test_share and data.split_seed choose the classes to test on" if chosen else ""
+
+    def _warnings(self) -> list[str]:
+        told = super()._warnings()
+        if self.config.model.pooling == "auto" and not any(
+            isinstance(one, Pool) for one in self.network.modules()
+        ):
+            told.append(f"{self.config.model.backbone} keeps its own pooling, which avg+max cannot replace")
+        return told
 
     @classmethod
     def sources(cls, config: Config, device: torch.device, *, train: bool) -> Sources:

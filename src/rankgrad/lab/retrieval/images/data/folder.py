@@ -11,7 +11,8 @@ from rankgrad.lab.vision.folders import root_of
 from rankgrad.lab.vision.images import SUFFIXES
 
 #: Names of parts of a data set: unlikely ones for classes.
-PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+VALIDATION = {"val", "valid", "validation"}
+PARTS = {"train", "training", "test", "testing", *VALIDATION}
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -23,17 +24,26 @@ def images_in(folder: Path) -> list[Path]:
 def read(config: Data) -> RetrievalSplits:
     """``root/<class>/.../<image>``; whole classes are kept apart for testing, chosen by a seed.
 
-    If the folder has ``train`` and ``test`` and nothing else, these are the split. Of fewer than four classes none
-    can be kept apart: every other image of each is for testing.
+    If the folder has ``train`` and ``test``, and nothing else but images for validation, these are the split; the
+    latter are not used. Of fewer than four classes none can be kept apart: every other image of each is for
+    testing.
     """
     root = root_of(config)
     inside = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     names = [p.name for p in inside]
-    if names == ["test", "train"]:
-        return RetrievalSplits(_classes(inside[1]), _classes(inside[0]))
+    if {"train", "test"} <= set(names) <= {"train", "test", *VALIDATION}:
+        others = [name for name in names if name in VALIDATION]
+        note = f"not used: {', '.join(others)} (train is trained on, test is judged on)" if others else ""
+        return RetrievalSplits(_classes(root / "train"), _classes(root / "test"), note=note)
     if len(names) > 1 and PARTS.issuperset(names):
         raise UserError(f"--data: expected train and test, or a folder for each class; found {', '.join(names)}")
     everything = _classes(root)
+    if config.test_share < 1 and everything.classes() == 1:
+        (name,) = everything.class_names
+        raise UserError(
+            f"--data: expected a folder for each class in {root}, found images in one of them, {name!r}; if the "
+            f"classes are inside it, say --data {root / name}"
+        )
     training, testing = kept_apart(everything.labels, config.test_share, config.split_seed)
     return RetrievalSplits(everything.take(training), everything.take(testing))
 
