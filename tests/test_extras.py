@@ -47,7 +47,6 @@ EXTRAS = {
         "import torch; from rankgrad.integrations.pytorch_metric_learning import RankingLoss as Loss;"
         f"Loss()({BATCH}).backward()"
     ],
-    "pml": ["from rankgrad.integrations.pytorch_metric_learning import RankingLoss; RankingLoss()"],
     "integrations": ["import lightning, torchmetrics, sentence_transformers, pytorch_metric_learning"],
     "docs": ["import zensical, latex2mathml"],
 }

@@ -32,7 +32,7 @@ _NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"}
 _MATMUL = "fp32_precision" if hasattr(torch.backends.cuda.matmul, "fp32_precision") else "allow_tf32"
 
 
-class _Part:
+class _RecordedModule:
     """A Module of the loss as it was when recorded: its settings, what it holds, and where its tensors are."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -94,7 +94,10 @@ class _Recording:
 
     def __init__(self, loss: nn.Module, inputs: tuple[Any, ...], names: tuple[str, ...]) -> None:
         self.loss, self.names, self.calls = loss, names, 0
-        self.signature, self.parts = _signature(inputs, names), [_Part(module) for module in loss.modules()]
+        self.signature, self.parts = (
+            _signature(inputs, names),
+            [_RecordedModule(module) for module in loss.modules()],
+        )
         self.places = [_place_of(value) if isinstance(value, Tensor) else value for value in inputs]
         # The parameters under other handles: autograd's state of the originals belongs to another stream.
         self.originals = [one for one in loss.parameters() if one.requires_grad]

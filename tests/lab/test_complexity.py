@@ -47,7 +47,7 @@ def test_slope_and_prediction():
 
 def test_the_fit_is_over_the_tail_and_the_claim_over_the_same_lists():
     times = [(100, 1.0), (300, 1.0), (1000, 1.0), (3000, 9.0), (10000, 100.0)]
-    curve = complexity.Curve("x", "x", "O(n log n)", [complexity.Point(*t) for t in times])
+    curve = complexity.CostCurve("x", "x", "O(n log n)", [complexity.Point(*t) for t in times])
     curve.points.append(complexity.Point(30000, None, note="> 60 s"))
     complexity.fit(curve, lambda n, p: n * math.log(n))
     assert curve.fitted == (1000, 3000, 10000)

@@ -216,7 +216,7 @@ def test_runs_get_folders_of_their_own(tmp_path, monkeypatch):
     assert run.folder_for("digits", None, resume=True) == names[1]
 
 
-def test_seeds_report_mean_and_spread(tmp_path):
+def test_seeds_report_mean_and_deviation(tmp_path):
     folder, results = run.run("digits", ["epochs=1", "evaluate_first=false"], out=str(tmp_path / "a"), seeds=2)
     values = [result.best["R@1"] for result in results]
     assert values[0] != values[1]
@@ -385,12 +385,12 @@ def test_every_step_draws_its_own_crops(monkeypatch):
 
 
 def test_logs(tmp_path):
-    table = log.Table(tmp_path / "t.csv", -1)
+    table = log.CsvLog(tmp_path / "t.csv", -1)
     table.append([{"step": s, "loss": s / 3} for s in range(1, 6)])
     with table.path.open("a") as file:
         file.write("6,0.")  # torn by a kill
     assert [r["step"] for r in log.read_table(table.path)] == [1, 2, 3, 4, 5, 6]
-    table = log.Table(table.path, 3)
+    table = log.CsvLog(table.path, 3)
     table.append([{"step": 4, "loss": 0.5}])
     assert log.read_table(table.path) == [
         {"step": 1.0, "loss": 1 / 3},

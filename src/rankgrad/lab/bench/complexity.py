@@ -56,7 +56,7 @@ class Point:
 
 
 @dataclass
-class Curve:
+class CostCurve:
     """One method on one device, and the exponents of n: measured, and of the claim over the same lists."""
 
     name: str
@@ -131,7 +131,7 @@ def predicted(points: Sequence[tuple[float, float]], n: int, *, at_least: float,
     return float(last * (n / last_n) ** exponent)
 
 
-def fit(curve: Curve, work: Work) -> None:
+def fit(curve: CostCurve, work: Work) -> None:
     """Exponents over the longest lists."""
     measured = [(p.n, p.seconds) for p in curve.points if p.seconds][-TAIL:]
     curve.fitted = tuple(n for n, _ in measured)
@@ -178,10 +178,10 @@ def _equals_reference(step: Callable[[], Tensor]) -> bool:
 
 def measure(
     device: torch.device, lengths: Sequence[int], *, limit: float, names: Sequence[str] | None = None
-) -> Iterator[tuple[dict[str, Curve], str, int]]:
+) -> Iterator[tuple[dict[str, CostCurve], str, int]]:
     """All curves, growing; after each point (curves, the method's name, its length)."""
     chosen = {name: one for name, one in contenders().items() if names is None or name in names}
-    curves = {name: Curve(name, one.label, one.claim) for name, one in chosen.items()}
+    curves = {name: CostCurve(name, one.label, one.claim) for name, one in chosen.items()}
     for n in lengths:
         for name, contender in chosen.items():
             curve = curves[name]

@@ -11,7 +11,7 @@ HEAD = ["what", "time", "beside", "ratio", "memory over the inputs", "goal", ""]
 
 
 @dataclass
-class Line:
+class Measurement:
     """One measurement: times in seconds, memory in bytes; what it stands beside, and the goal.
 
     Attributes:
@@ -82,6 +82,6 @@ def _size(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-def cells_of(lines: Sequence[Line]) -> Cells:
+def cells_of(lines: Sequence[Measurement]) -> Cells:
     """The table."""
     return [HEAD, *(line.cells() for line in lines)]

@@ -61,7 +61,7 @@ def train(
     if distributed.process_index() != 0:
         return
     if seeds > 1:
-        for row in run.spread(results):
+        for row in run.seed_statistics(results):
             _OUT.print(f"{row['metric']} ({row['of']}): {row['mean']:.2f} +- {row['deviation']:.2f}")
     else:
         (result,) = results

@@ -20,7 +20,14 @@ from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
-from rankgrad.lab.training.run_files import DataNotes, Machine, Result, Spread, read_json, read_json_if_there
+from rankgrad.lab.training.run_files import (
+    DataNotes,
+    Machine,
+    Result,
+    SeedStatistic,
+    read_json,
+    read_json_if_there,
+)
 from rankgrad.lab.training.task import Task
 
 #: Bytes that must be free where a run is written.
@@ -118,7 +125,7 @@ def run(
             seeded = config.model_copy(update={"seed": seed})
             results.append(_one(task, seeded, folder / f"seed-{seed}", device, resume=resume))
     if distributed.process_index() == 0:
-        checkpoint.write_text(folder / "seeds.json", json.dumps(spread(results), indent=1))
+        checkpoint.write_text(folder / "seeds.json", json.dumps(seed_statistics(results), indent=1))
         write_report(folder)
     return folder, results
 
@@ -177,7 +184,7 @@ def same_settings(folder: Path, config: Any, option: str) -> None:
         raise UserError(f"{option}: {folder} was begun with other settings: {told}")
 
 
-def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
+def seed_statistics(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Mean and standard deviation over seeds, of the best evaluations and of the last ones."""
     rows = []
     for which in ("best", "last"):
@@ -228,7 +235,7 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
             raise UserError(f"--beside: expected a single run as RUN, received several; one is {runs[0]}")
         for one in runs:
             write_report(one)
-        return page.write_overview(folder, folder.name, read_json(folder / "seeds.json", list[Spread]))
+        return page.write_overview(folder, folder.name, read_json(folder / "seeds.json", list[SeedStatistic]))
     if not (folder / "config.yaml").is_file():
         raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml)")
     task, config = recipes.load(str(folder))

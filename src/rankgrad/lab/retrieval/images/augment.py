@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.lab.retrieval.images.config import Channels, View
-from rankgrad.lab.vision.images import Ragged, like_sizes, sent, whole
+from rankgrad.lab.vision.images import PackedImages, like_sizes, sent, whole
 
 _TRIES = 10
 
@@ -68,7 +68,7 @@ def training_boxes(height: Tensor, width: Tensor, view: View, generator: torch.G
     return boxes, flips
 
 
-def crops(images: Ragged, boxes: Tensor, flips: Tensor | None, view: View) -> Tensor:
+def crops(images: PackedImages, boxes: Tensor, flips: Tensor | None, view: View) -> Tensor:
     """Cut boxes out of images and bring them to ``crop x crop``, normalised by mean and standard deviation.
 
     Args:
