@@ -20,7 +20,8 @@ from rankgrad.lab.recipes import run
 from rankgrad.lab.training import checkpoint, log, optim
 from rankgrad.lab.training.config import Optim
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.training.loop import Trainer, seed_step
+from rankgrad.lab.training.loop import Trainer
+from rankgrad.lab.training.seeding import seed_step
 
 import images
 from runs import rows, same_weights, stop_after

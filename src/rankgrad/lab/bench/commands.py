@@ -18,17 +18,13 @@ from rich.progress import Progress
 from rankgrad.lab.bench import long_lists, retrieval, tables
 from rankgrad.lab.bench.complexity_table import complexity
 from rankgrad.lab.bench.reach import reach
-from rankgrad.lab.bench.tables import Cells, in_time
+from rankgrad.lab.bench.tables import Cells, in_mib, in_time
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
 
 
 def _ratio(slow: float | None, fast: float | None) -> str:
     return "-" if slow is None or fast is None else f"{slow / fast:.1f}x"
-
-
-def _size(size: int | None) -> str:
-    return "-" if size is None else f"{size / 2**20:,.0f} MiB"
 
 
 def _list_cells(table: list[long_lists.LongListRow], gpu: bool) -> Cells:
@@ -48,7 +44,7 @@ def _list_cells(table: list[long_lists.LongListRow], gpu: bool) -> Cells:
 def _retrieval_cells(table: list[retrieval.RetrievalRow]) -> Cells:
     cells = [["batch", "loss", "eager", "replay", "peak memory", ""]]
     return cells + [
-        [f"{r.batch:,}", r.loss, in_time(r.eager), in_time(r.replay), _size(r.peak), r.note] for r in table
+        [f"{r.batch:,}", r.loss, in_time(r.eager), in_time(r.replay), in_mib(r.peak), r.note] for r in table
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -162,13 +161,10 @@ def rows(
 
 def growth(table: list[LongListRow], name: str) -> float | None:
     """The exponent of n in the engine's time from a million items on, by least squares of the logarithms."""
-    points = [
-        (math.log(row.n), math.log(row.replay or row.engine))
-        for row in table
-        if row.relevant == name and row.n >= 1_000_000 and row.engine
-    ]
-    if len(points) < 2:
-        return None
-    x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    slope: float = sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
-    return slope
+    return timing.growth_exponent(
+        [
+            (row.n, row.replay or row.engine)
+            for row in table
+            if row.relevant == name and row.n >= 1_000_000 and row.engine
+        ]
+    )

@@ -127,10 +127,12 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @lru_cache
-def normal(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and deviation as ``[3, 1, 1]`` on a device."""
-    mean, std = (torch.tensor(t, device=device)[:, None, None] for t in (MEAN, STD))
-    return mean, std
+def mean_and_std(
+    device: torch.device, mean: tuple[float, float, float] = MEAN, std: tuple[float, float, float] = STD
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation as ``[3, 1, 1]`` on a device; kept, for sending them would wait for it."""
+    on_device = [torch.tensor(part, device=device)[:, None, None] for part in (mean, std)]
+    return on_device[0], on_device[1]
 
 
 def like_sizes(images: PackedImages) -> list[Tensor]:
