@@ -238,9 +238,8 @@ def graphed(loss: nn.Module) -> Graphed:
     The first calls of a kind (shapes, dtypes, training or not) run as usual, then the loss and its gradient are
     recorded, and from then on a call copies its inputs, replays, and copies the results out. Memory and proxies
     work as before: they stay at the addresses the graph was recorded with, and moving them (``reset``,
-        ``load_state_dict``, ``.to``)
-    means a new recording. On a CPU, without a gradient, inside torch.compile, in anomaly mode or with several
-    processes the loss runs as it always does.
+    ``load_state_dict``, ``.to``) means a new recording. On a CPU, without a gradient, inside torch.compile, in
+    anomaly mode or with several processes the loss runs as it always does.
 
     Use it where the loss is small and Python takes most of its time: batches up to a few thousand. The inputs and
     their gradients exist once more in memory.

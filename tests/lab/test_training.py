@@ -198,7 +198,7 @@ def test_a_run_goes_on_with_the_settings_it_began_with(tmp_path):
     run.run("digits", [*SHORT, "epochs=1"], out=str(tmp_path / "a"))
     with pytest.raises(UserError, match=r"other settings: loss\.pairs was None, now 1; optim\.lr was 0\.003"):
         run.run("digits", [*SHORT, "epochs=1", "loss.pairs=1", "lr=1e-2"], out=str(tmp_path / "a"), resume=True)
-    with pytest.raises(UserError, match=r"--out: .* has a run already; --resume continues it"):
+    with pytest.raises(UserError, match=r"--out: .* already has a run; --resume continues it"):
         run.run("digits", SHORT, out=str(tmp_path / "a"))
     before = json.loads((tmp_path / "a" / "machine.json").read_text())
     (tmp_path / "a" / "machine.json").write_text(json.dumps({**before, "started": "yesterday", "hardware": "?"}))

@@ -26,8 +26,7 @@ class RankingLoss(losses.BaseMetricLossFunction):
     """A list loss of this library as a loss of pytorch-metric-learning.
 
     Every embedding of ``[B, dim]`` is a query; the references, or the other embeddings of the batch, are its
-    candidates. Without a
-    miner and with the default reducer and distance, value and gradient are those of
+    candidates. Without a miner and with the default reducer and distance, value and gradient are those of
     :class:`rankgrad.AveragePrecisionLoss` or :class:`rankgrad.RecallLoss` with the same settings.
 
     - A miner's pairs or triplets are masks: only the candidates it chose for a query are in the query's list.

@@ -191,7 +191,7 @@ def reach(
     place, begin = torch.device(device), time.monotonic()
     head = f"# rankgrad bench reach, {datetime.date.today().isoformat()}\n\n"
     head += f"`rankgrad {' '.join(sys.argv[1:])}`; {machine.in_a_line(place)}. Forward and backward. "
-    head += 'Goals are those of issue 19; "eager" is with Python\'s share.\n'
+    head += 'The column "goal" has the limit that a row must meet; "eager" includes the time of Python.\n'
     done: dict[str, list[Measurement]] = {}
     console = Console()
     for title, measure in SECTIONS.items():

@@ -162,7 +162,7 @@ def _everyone(
 
 
 class DetectionTask(Task):
-    """Train a Faster R-CNN; see :class:`rankgrad.lab.training.loop.Task`.
+    """Train a Faster R-CNN; see :class:`rankgrad.lab.training.task.Task`.
 
     Args:
         config: The settings.

@@ -56,7 +56,7 @@ def train(
         folder, results = run.run(recipe, overrides, out=out, resume=resume, previous=previous, seeds=seeds)
     except KeyboardInterrupt as error:
         status = 128 + getattr(error, "number", signal.SIGINT)
-        told = f"interrupted; {run.how_to_go_on(recipe, out, seeds)}"
+        told = f"interrupted; {run.resume_command(recipe, out, seeds)}"
         raise UserError(told, status=status) from None
     if distributed.process_index() != 0:
         return

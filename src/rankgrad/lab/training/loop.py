@@ -268,8 +268,8 @@ class Trainer:
         if before.is_file():
             with suppress(UserError):
                 step = self._state(before)["step"]
-                return f"the one before it, of step {step:,}, is whole: --resume --previous continues from it"
-        return "there is no whole one before it"
+                return f"--resume --previous continues from the checkpoint before it, of step {step:,}"
+        return "the previous checkpoint is missing or damaged"
 
     def _restore(self, state: State) -> None:
         try:
