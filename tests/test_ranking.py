@@ -371,7 +371,7 @@ def test_ndcg_gradient_equals_algorithm_1_on_its_own_slopes():
     assert x.grad.abs().sum() > 0
 
 
-def test_blackbox_takes_solvers_that_return_integers_or_write_and_refuses_second_derivatives():
+def test_blackbox_accepts_integer_and_in_place_solvers():
     costs = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
 
     def spoiling(y):
@@ -381,8 +381,14 @@ def test_blackbox_takes_solvers_that_return_integers_or_write_and_refuses_second
 
     ranks = rankgrad.blackbox(spoiling, lam=2.0)(costs)
     assert ranks.dtype == torch.float32
-    (grad,) = torch.autograd.grad(ranks[0], costs, create_graph=True)
+    ranks[0].backward()
     assert costs.tolist() == [3.0, 1.0, 2.0]
+
+
+def test_blackbox_refuses_second_derivatives_and_results_that_are_no_tensors():
+    costs = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
+    ranks = rankgrad.blackbox(lambda y: torch.argsort(torch.argsort(-y)) + 1, lam=2.0)(costs)
+    (grad,) = torch.autograd.grad(ranks[0], costs, create_graph=True)
     with pytest.raises(RuntimeError):
         grad.sum().backward()
     with pytest.raises(TypeError, match="solver: expected to return a tensor"):
