@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,6 +130,11 @@ def test_embeddings_of_a_file(tmp_path):
         batch_bias.draw(quiet(embeddings=path)[0])
     with pytest.raises(UserError, match="no such file"):
         batch_bias.draw(quiet(embeddings=tmp_path / "nothing")[0])
+
+
+def test_embeddings_of_a_run(digits_run):
+    embeddings, labels, name = batch_bias._embeddings(quiet(run=Path("runs/digits"))[0])
+    assert embeddings.shape == (len(labels), 16) and name == "the test images of the run 'digits'"
 
 
 # ------------------------------------------------------------------------------------------------- margin

@@ -132,5 +132,5 @@ def _from_run(run: Path) -> tuple[Tensor, Tensor]:
     config = task.completed(config)
     device = machine.device_of(config.device)
     network = task.rebuild(config, weights, notes).to(device)
-    _, query, _ = task.inputs(config, device, train=False)
+    _, query, _ = task.sources(config, device, train=False)
     return embed(network, query, config.precision).cpu(), query.items.labels
