@@ -37,7 +37,7 @@ class Lists:
             return
         groups = _read(groups, scores)
         self._put_shape, self._take_shape = (1, scores.shape[0]), (scores.shape[0],)
-        readable = groups.device.type == "cpu" and not _traced()
+        readable = groups.device.type == "cpu" and not _traced(groups)
         if not (readable and bool((groups[1:] >= groups[:-1]).all())):
             groups, self._order = torch.sort(groups, stable=True)
         if num_groups is not None:
@@ -86,7 +86,7 @@ class Lists:
         return torch.zeros_like(tensor).scatter(0, self._order, tensor)
 
 
-def _traced() -> bool:
+def _traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 

@@ -32,7 +32,7 @@ from rankgrad.lab.training.task import Task
 
 #: Bytes that must be free where a run is written.
 ROOM = 256 << 20
-#: Settings that may change when a run is resumed: they do not change its results.
+#: Settings that may change when a run goes on: they do not touch its numbers.
 _FREE = {"device", "callbacks", "save_minutes", "data.root", "data.workers", "data.cache"}
 
 
