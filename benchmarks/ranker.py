@@ -31,7 +31,7 @@ from rankgrad.lab.ranker.data import Queries
 from rankgrad.lab.ranker.task import RankerTask, figures, read
 from rankgrad.lab.training import machine, optim
 from rankgrad.lab.training.checkpoint import write_text
-from rankgrad.lab.training.loop import seed_step
+from rankgrad.lab.training.seeding import seed_step
 
 FILES = 5
 METRICS = ("NDCG@10", "MAP", "MRR")

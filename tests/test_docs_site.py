@@ -197,3 +197,21 @@ def test_in_a_browser(site, tmp_path):
     assert sum(len(fact["formulas"]) for fact in facts) > 20
     assert not Quiet.missing
     assert not re.findall(r"CONSOLE.*", out.stderr)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt-get install chromium)")
+def test_messages_of_the_search_are_copies_in_pages_from_a_folder(tmp_path):
+    """As a Worker gets a copy: with objects shared, every key emptied the search box."""
+    shutil.copy(ROOT / "docs/assets/worker.js", tmp_path)
+    (tmp_path / "empties.js").write_text("""
+        addEventListener("message", ({ data }) => { postMessage({ got: data.query }); data.query = ""; });
+    """)
+    (tmp_path / "page.html").write_text("""<!doctype html><body><script src="worker.js"></script><script>
+        const worker = new Worker("empties.js"), sent = { query: "margin" };
+        worker.onmessage = ({ data }) => setTimeout(() => { document.title = `${data.got} ${sent.query}`; });
+        worker.postMessage(sent);
+    </script>""")
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", (tmp_path / "page.html").as_uri()]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "<title>margin margin</title>" in out.stdout

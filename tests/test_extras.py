@@ -88,7 +88,6 @@ EXTRAS = {
     "sentence-transformers": [TEXTS, IN_ITS_TRAINER],
     "torchmetrics": [METRIC],
     "pytorch-metric-learning": [ADAPTER],
-    "pml": [ADAPTER],
     "integrations": [TEXTS, IN_ITS_TRAINER, METRIC, ADAPTER, "import lightning"],
     "docs": ["docs/machinery/build.py site"],
 }

@@ -30,7 +30,7 @@ LAB = [
     "tasks recipes",
     "use",
     "figures bench",
-    "options cli",
+    "cli",
 ]
 LAYERS = [{f"rankgrad.{name}" for name in layer.split()} for layer in LIBRARY]
 LAYERS[-1] = {"rankgrad", "rankgrad.__init__"}

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import rankgrad
 from rankgrad.detection import RegionLoss
 from rankgrad.losses import proxy_ranking
-from rankgrad.pairs import unit_length
 
 import oracles
 
@@ -329,61 +328,11 @@ def test_a_copy_made_in_inference_mode_loads():
     loss(embeddings, labels)
 
 
-def test_bf16_embeddings_are_normalised_in_float32():
-    embeddings, labels = batch(32, 16, dtype=torch.float32)
-    low = embeddings.bfloat16()
-    pairs = rankgrad.retrieval_pairs(low, labels)
-    assert torch.equal(pairs.scores, rankgrad.retrieval_pairs(low.float(), labels).scores)
-
-
 def test_labels_of_another_integer_type_do_not_wrap():
     loss = rankgrad.RecallLoss(memory=1, margin=0.0)
     embeddings, _ = trained(4)
     loss(embeddings, torch.tensor([256, 257, 258, 259]))
     assert loss(embeddings, torch.tensor([0, 1, 2, 3], dtype=torch.uint8)) == 0  # no item has a partner
-
-
-def test_unit_length_is_torchs_normalize_and_differentiable_twice():
-    rows = torch.randn(5, 7, dtype=torch.float64)
-    results = []
-    for normalise in (unit_length, torch.nn.functional.normalize):
-        x = rows.clone().requires_grad_()
-        value = normalise(x)
-        value.backward(torch.arange(35.0, dtype=torch.float64).reshape(5, 7).sin())
-        results.append((value.detach(), x.grad))
-    assert torch.equal(results[0][0], results[1][0])
-    torch.testing.assert_close(results[0][1], results[1][1])
-    x = rows[:2].clone().requires_grad_()
-    assert torch.autograd.gradcheck(unit_length, x)
-    assert torch.autograd.gradgradcheck(unit_length, x)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_short_rows_have_a_bounded_gradient_and_zeros_none(dtype, compiled):
-    """x / |x| has a gradient of 1 / |x|: below 1e-6 (fp16: 1e-3) the factor goes to 0 with the length."""
-    least = 1e-3 if dtype == torch.float16 else 1e-6
-    lengths = torch.tensor([0.0, 1e-30, least / 10, least, 1e-2, 1e10 if dtype != torch.float16 else 1e3])
-    rows = (torch.tensor([0.6, 0.8]) * lengths.unsqueeze(1)).to(dtype).requires_grad_()
-    torch._dynamo.reset()
-    run = torch.compile(unit_length, backend="eager", fullgraph=True) if compiled else unit_length
-    unit = run(rows)
-    unit.backward(torch.tensor([0.8, -0.6], dtype=unit.dtype).expand(6, 2))  # at a right angle: times the factor
-    factor = rows.grad.double().norm(dim=1)
-    exact = rows.detach().double().norm(dim=1)
-    expected = torch.minimum(1 / exact, exact / least**2)
-    torch.testing.assert_close(factor, expected, rtol=2e-2, atol=1e-6)
-    assert (rows.grad[0] == 0).all() and factor.max() <= 1.01 / least
-    assert torch.equal(unit[0], torch.zeros_like(unit[0]))
-
-
-def test_a_zero_embedding_in_a_loss():
-    for dtype in (torch.float16, torch.float32):
-        embeddings, labels = batch(32, 16, dtype=torch.float32)
-        embeddings[3] = 0
-        x = embeddings.to(dtype).requires_grad_()
-        rankgrad.AveragePrecisionLoss(window=0.1)(x, labels).backward()
-        assert (x.grad[3] == 0).all() and x.grad.isfinite().all() and (x.grad != 0).any()
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -428,87 +377,6 @@ def test_ties_of_the_pooled_list_go_by_item():
     y = together.detach().requires_grad_()
     rankgrad.average_precision_loss(y, relevance, lam=0.5, margin=0.15).backward()
     assert torch.equal(x.grad, y.grad.reshape(80, 5)[:40]) and bool((x.grad != 0).any())
-
-
-def test_a_memory_that_follows_in_inference_mode_can_be_trained_with():
-    memory = rankgrad.ScoreMemory(2)
-    memory.push(torch.rand(3, 2), torch.zeros(3, 2))
-    here = memory.scores
-    memory.follow(torch.device("cpu"))
-    assert memory.scores is here
-    with torch.inference_mode():
-        memory.follow(torch.device("meta"))
-    assert all(one.is_meta and not one.is_inference() for one in memory.buffers())
-
-
-FED = {
-    "embeddings": (lambda: rankgrad.RecallLoss(memory=2), lambda x: torch.arange(12) % 4),
-    "scores": (lambda: rankgrad.ClassRankingLoss(memory=2), lambda x: x > 0.8),
-}
-
-
-def losses_of_steps(loss, targets, steps):
-    """Loss and gradient of training steps."""
-    found = []
-    for seed in steps:
-        x = batch(seed=seed, dtype=torch.float32)[0].requires_grad_()
-        value = loss(x, targets(x.detach()))
-        value.backward()
-        found.append((value.detach(), x.grad))
-    return found
-
-
-def reset(loss, make):
-    loss.reset()
-    return loss
-
-
-def load(loss, make):
-    other = make()
-    other.load_state_dict(loss.state_dict())
-    return other
-
-
-@pytest.mark.parametrize("kind", FED)
-@pytest.mark.parametrize(
-    "do", [lambda loss, make: make(), reset, load, lambda loss, make: copy.deepcopy(loss)],
-    ids=["make", "reset", "load", "deepcopy"],
-)  # fmt: skip
-def test_a_memory_from_inference_mode_can_be_trained_with(kind, do):
-    """Validation hooks of trainers run in it."""
-    make, targets = FED[kind]
-    results = []
-    for inference in (False, True):
-        loss = make()
-        losses_of_steps(loss, targets, range(3))
-        with torch.inference_mode(inference):
-            loss = do(loss, make)
-        results.append(losses_of_steps(loss, targets, range(3, 6)))
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
-
-
-def test_a_compiled_loss_goes_on_after_a_reset_in_inference_mode():
-    torch._dynamo.reset()
-    make, targets = FED["embeddings"]
-    loss = make()
-    run = torch.compile(loss, backend="eager", fullgraph=True)
-    losses_of_steps(run, targets, range(3))
-    with torch.inference_mode():
-        loss.reset()
-    found = losses_of_steps(run, targets, range(3, 6))
-    torch.testing.assert_close(found, losses_of_steps(make(), targets, range(3, 6)))
-
-
-@pytest.mark.parametrize("kind", FED)
-def test_a_memory_brought_to_life_from_meta_is_empty(kind):
-    make, targets = FED[kind]
-    with torch.device("meta"):
-        loss = make()
-    loss.to_empty(device="cpu")
-    loss.memory.position.fill_(2**40)  # what to_empty may leave
-    torch.testing.assert_close(
-        losses_of_steps(loss, targets, range(4)), losses_of_steps(make(), targets, range(4)), rtol=0, atol=0
-    )
 
 
 @pytest.mark.parametrize(

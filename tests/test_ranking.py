@@ -232,20 +232,6 @@ def test_rank_loss_is_algorithm_1_for_the_mean(reduction):
     assert (x.grad[2] == 0).all()
 
 
-def test_blackbox_shortest_path():
-    """Another solver: the cheapest way through a grid, from SciPy; its gradient teaches the costs."""
-    from examples.shortest_path import learn, shortest_path
-
-    costs = torch.tensor([[1.0, 9.0, 9.0], [1.0, 1.0, 9.0], [9.0, 1.0, 1.0]], requires_grad=True)
-    path = rankgrad.blackbox(shortest_path, lam=20.0)(costs)
-    assert path.tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    path[1, 0].backward()  # avoid this cell: make it dearer
-    assert costs.grad[1, 0] < 0
-    before, after = learn()
-    assert before > 0
-    assert after == 0
-
-
 def test_spearman_loss_is_one_minus_scipy():
     scores = torch.randn(5, 8, dtype=torch.float64)
     target = torch.stack([torch.randperm(8) + 1 for _ in range(5)])
@@ -369,24 +355,6 @@ def test_ndcg_gradient_equals_algorithm_1_on_its_own_slopes():
         slope = grades[k] / ((1 + ranks) * np.log(2) * np.log2(1 + ranks) ** 2) / ideal / 2
         np.testing.assert_allclose(x.grad[k].numpy(), oracles.rank_gradient(scores[k], slope, 300.0), rtol=1e-9)
     assert x.grad.abs().sum() > 0
-
-
-def test_blackbox_takes_solvers_that_return_integers_or_write_and_refuses_second_derivatives():
-    costs = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
-
-    def spoiling(y):
-        order = torch.argsort(torch.argsort(-y)) + 1
-        y.zero_()
-        return order  # int64
-
-    ranks = rankgrad.blackbox(spoiling, lam=2.0)(costs)
-    assert ranks.dtype == torch.float32
-    (grad,) = torch.autograd.grad(ranks[0], costs, create_graph=True)
-    assert costs.tolist() == [3.0, 1.0, 2.0]
-    with pytest.raises(RuntimeError):
-        grad.sum().backward()
-    with pytest.raises(TypeError, match="solver: expected to return a tensor"):
-        rankgrad.blackbox(lambda y: y.numpy(), lam=1.0)(costs)
 
 
 @pytest.mark.parametrize(

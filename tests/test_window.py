@@ -68,7 +68,7 @@ def test_it_is_algorithm_1_where_all_slopes_are_equal():
     torch.testing.assert_close(by_window, by_lam)
 
 
-def test_the_gradient_sums_to_zero_and_does_not_hang_on_other_lists():
+def test_the_gradient_sums_to_zero_and_does_not_depend_on_other_lists():
     torch.manual_seed(1)
     scores, relevance = torch.randn(5, 60, dtype=torch.float64), torch.rand(5, 60) < 0.2
     _, together = value_and_grad("ap", scores, relevance, window=0.5, reduction="sum")

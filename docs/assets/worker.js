@@ -1,5 +1,5 @@
 // The search runs in a Worker, which browsers refuse to pages opened from a folder. There its script runs in a hidden
-// frame instead, and messages are handed over as events.
+// frame instead, and messages are handed over as events, copied as a Worker would copy them.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {
@@ -12,7 +12,7 @@ if (location.protocol === "file:") {
           this.frame.onload = null;
           const inside = this.frame.contentWindow;
           inside.postMessage = (data) => {
-            const event = new MessageEvent("message", { data });
+            const event = new MessageEvent("message", { data: structuredClone(data) });
             this.dispatchEvent(event);
             if (this.onmessage) this.onmessage(event);
           };
@@ -25,7 +25,7 @@ if (location.protocol === "file:") {
       document.documentElement.append(this.frame);
     }
     postMessage(data) {
-      this.ready.then(() => this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data })));
+      this.ready.then(() => this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data: structuredClone(data) })));
     }
     terminate() {
       this.frame.remove();

@@ -114,6 +114,7 @@ def _command(command: Any, name: str) -> list[str]:
         if parameter.param_type_name == "argument":
             given = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
             usage.append(given if default == "required" else f"[{given}]")
+        given = re.sub(r" <(?:list\[)?(\w+)[^>]*>", lambda kind: f" {kind[1].upper()}", given)
         if given and parameter.name != "help":
             rows.append([f"`{given}`", told, f"`{default}`" if default not in ("", "required") else default])
     usage += ["[OPTIONS]"] if any(row[0].startswith("`-") for row in rows) else []

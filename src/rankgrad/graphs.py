@@ -32,7 +32,7 @@ _NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"}
 _MATMUL = "fp32_precision" if hasattr(torch.backends.cuda.matmul, "fp32_precision") else "allow_tf32"
 
 
-class _Part:
+class _RecordedModule:
     """A Module of the loss as it was when recorded: its settings, what it holds, and where its tensors are."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -94,7 +94,10 @@ class _Recording:
 
     def __init__(self, loss: nn.Module, inputs: tuple[Any, ...], names: tuple[str, ...]) -> None:
         self.loss, self.names, self.calls = loss, names, 0
-        self.signature, self.parts = _signature(inputs, names), [_Part(module) for module in loss.modules()]
+        self.signature, self.parts = (
+            _signature(inputs, names),
+            [_RecordedModule(module) for module in loss.modules()],
+        )
         self.places = [_place_of(value) if isinstance(value, Tensor) else value for value in inputs]
         # The parameters under other handles: autograd's state of the originals belongs to another stream.
         self.originals = [one for one in loss.parameters() if one.requires_grad]
@@ -235,9 +238,8 @@ def graphed(loss: nn.Module) -> Graphed:
     The first calls of a kind (shapes, dtypes, training or not) run as usual, then the loss and its gradient are
     recorded, and from then on a call copies its inputs, replays, and copies the results out. Memory and proxies
     work as before: they stay at the addresses the graph was recorded with, and moving them (``reset``,
-        ``load_state_dict``, ``.to``)
-    means a new recording. On a CPU, without a gradient, inside torch.compile, in anomaly mode or with several
-    processes the loss runs as it always does.
+    ``load_state_dict``, ``.to``) means a new recording. On a CPU, without a gradient, inside torch.compile, in
+    anomaly mode or with several processes the loss runs as it always does.
 
     Use it where the loss is small and Python takes most of its time: batches up to a few thousand. The inputs and
     their gradients exist once more in memory.

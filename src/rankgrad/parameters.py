@@ -1,4 +1,4 @@
-"""What an optimiser is given: every part of a model at a rate of its own."""
+"""Parameter groups of an optimiser: a learning rate for each part of a model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def parameter_groups(
     head_lr: float | None = None,
     proxy_lr: float = PROXY_LR,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for an optimiser of the Adam family: backbone, head, and what the loss learns itself.
+    """Parameter groups for an optimiser of the Adam family: backbone, head, and parameters of the loss.
 
-    Proxies are no layer of a network: they begin at random and have to find their classes, in steps that do not
-    depend on how carefully a pretrained backbone is moved. They get a rate of their own, and no weight decay (only
-    their direction counts). Parameters that need no gradient are left out, and so are groups without any.
+    Proxies start from random values and need larger steps than a pretrained backbone. They get a learning rate of
+    their own and no weight decay (only their direction counts). Parameters that need no gradient are left out, and
+    so are groups without any.
 
     Args:
         network: The model.

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-pml = pytest.importorskip("pytorch_metric_learning", reason="pip install 'rankgrad[pml]'")
+pml = pytest.importorskip("pytorch_metric_learning", reason="pip install 'rankgrad[pytorch-metric-learning]'")
 from pytorch_metric_learning import distances, miners, reducers
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 

@@ -8,7 +8,7 @@ import torch
 
 from rankgrad.engine import dispatch
 from rankgrad.lab.bench import blocks, reach, timing
-from rankgrad.lab.bench.lines import Line
+from rankgrad.lab.bench.lines import Measurement
 
 from runs import cli
 
@@ -83,7 +83,7 @@ def test_a_wrong_gradient_does_not_count(monkeypatch, capsys):
 
 def test_a_section_that_fails_leaves_the_others(monkeypatch, tmp_path, capsys):
     def broken(device, sizes):
-        yield Line("the first", 1.0)
+        yield Measurement("the first", 1.0)
         raise RuntimeError("no room")
 
     monkeypatch.setattr(reach, "SECTIONS", {"Broken": broken, "Short": reach.batches})
@@ -96,7 +96,7 @@ def test_a_section_that_fails_leaves_the_others(monkeypatch, tmp_path, capsys):
 
 def test_a_run_that_is_killed_leaves_what_it_measured(monkeypatch, tmp_path):
     def killed(device, sizes):
-        yield Line("the first", 1.0)
+        yield Measurement("the first", 1.0)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reach, "SECTIONS", {"Killed": killed})
@@ -108,17 +108,21 @@ def test_a_run_that_is_killed_leaves_what_it_measured(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("line", "goal", "met"),
     [
-        (Line("a", 1.2, "b", 1.0, most_ratio=1.3), "at most 1.3x b", True),
-        (Line("a", 1.4, "b", 1.0, most_ratio=1.3), "at most 1.3x b", False),
-        (Line("a", 1.2, "b", 1.0, most_over=0.1), "at most b + 100 ms", False),
+        (Measurement("a", 1.2, "b", 1.0, most_ratio=1.3), "at most 1.3x b", True),
+        (Measurement("a", 1.4, "b", 1.0, most_ratio=1.3), "at most 1.3x b", False),
+        (Measurement("a", 1.2, "b", 1.0, most_over=0.1), "at most b + 100 ms", False),
         (
-            Line("a", 0.02, memory=400 << 20, most_time=0.03, most_memory=300 << 20),
+            Measurement("a", 0.02, memory=400 << 20, most_time=0.03, most_memory=300 << 20),
             "at most 30 ms, 300 MiB",
             False,
         ),
-        (Line("a", 0.02, memory=200 << 20, most_time=0.03, most_memory=300 << 20), "at most 30 ms, 300 MiB", True),
-        (Line("a", None, "b", 1.0, most_ratio=1.3, fault="does not fit"), "at most 1.3x b", False),
-        (Line("a", 1.0, "b", 1.0), "", None),
+        (
+            Measurement("a", 0.02, memory=200 << 20, most_time=0.03, most_memory=300 << 20),
+            "at most 30 ms, 300 MiB",
+            True,
+        ),
+        (Measurement("a", None, "b", 1.0, most_ratio=1.3, fault="does not fit"), "at most 1.3x b", False),
+        (Measurement("a", 1.0, "b", 1.0), "", None),
     ],
 )
 def test_goals(line, goal, met):

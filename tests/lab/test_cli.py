@@ -68,7 +68,7 @@ def test_places_are_checked_before_anything_else(tmp_path, monkeypatch, capsys):
     assert told == f"rankgrad: --out: expected a folder, {tmp_path / 'file'} is a file"
     monkeypatch.setattr(os, "access", lambda place, mode: False)
     told = cli("train", "digits", "--out", tmp_path / "a" / "b")
-    assert told == f"rankgrad: --out: nothing can be written in {tmp_path}"
+    assert told == f"rankgrad: --out: cannot write to {tmp_path}"
     monkeypatch.undo()
     monkeypatch.setattr(ImageTask, "sources", reading)
     monkeypatch.setattr(run, "ROOM", 1 << 60)
@@ -83,7 +83,7 @@ def test_places_are_checked_before_anything_else(tmp_path, monkeypatch, capsys):
 
 def test_the_command_that_goes_on(tmp_path, monkeypatch):
     place = tmp_path / "a b"
-    assert run.how_to_go_on("digits", str(place), 1) == "nothing had been trained yet"
+    assert run.resume_command("digits", str(place), 1) == "nothing has been trained yet"
     settings = ["epochs=2", "device=cpu", "evaluate_every=2", "save_minutes=0"]
     for seeds in (1, 2):
         out = place / str(seeds)
@@ -92,9 +92,9 @@ def test_the_command_that_goes_on(tmp_path, monkeypatch):
             told = ""
             with pytest.raises(KeyboardInterrupt):
                 run.run("digits", settings, out=str(out), seeds=seeds)
-        told = run.how_to_go_on("digits", str(out), seeds)
-        assert told.startswith("go on with: rankgrad train ")
-        assert cli(*shlex.split(told.removeprefix("go on with: rankgrad "))) == 0
+        told = run.resume_command("digits", str(out), seeds)
+        assert told.startswith("resume with: rankgrad train ")
+        assert cli(*shlex.split(told.removeprefix("resume with: rankgrad "))) == 0
         assert len(list(out.rglob("result.json"))) == seeds
 
 
@@ -229,7 +229,7 @@ def test_seeds_go_on_as_seeds(tmp_path):
     out = tmp_path / "out"
     assert cli("train", "folder", "--data", tmp_path / "data", "--out", out, "--seeds", 2, *SMALL) == 0
     told = cli("train", "folder", "--data", tmp_path / "data", "--out", out, "--resume", *SMALL)
-    assert told == f"rankgrad: --resume: {out} was begun with --seeds, say how many again"
+    assert told == f"rankgrad: --resume: {out} was started with --seeds: give the same --seeds again"
     (out / "seed-0" / "state.pt").write_bytes(b"")
     again = ["train", "folder", "--data", tmp_path / "data", "--out", out, "--resume", "--seeds", 2, *SMALL]
     assert cli(*again).startswith(f"rankgrad: --resume: {out / 'seed-0' / 'state.pt'} is damaged")

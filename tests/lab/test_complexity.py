@@ -35,8 +35,8 @@ def test_every_method_runs_and_gives_a_gradient(name):
 
 def test_slope_and_prediction():
     cubic = [(n, 7 * n**3) for n in (10, 30, 100)]
-    assert complexity.slope(cubic) == pytest.approx(3)
-    assert complexity.slope(cubic[:1]) is None
+    assert timing.growth_exponent(cubic) == pytest.approx(3)
+    assert timing.growth_exponent(cubic[:1]) is None
     assert complexity.predicted(cubic, 300, at_least=1, at_most=4) == pytest.approx(7 * 300**3)
     assert complexity.predicted(cubic, 300, at_least=1, at_most=2) == pytest.approx(7 * 100**3 * 9)
     flat = [(10, 2.0), (100, 2.0)]
@@ -47,7 +47,7 @@ def test_slope_and_prediction():
 
 def test_the_fit_is_over_the_tail_and_the_claim_over_the_same_lists():
     times = [(100, 1.0), (300, 1.0), (1000, 1.0), (3000, 9.0), (10000, 100.0)]
-    curve = complexity.Curve("x", "x", "O(n log n)", [complexity.Point(*t) for t in times])
+    curve = complexity.CostCurve("x", "x", "O(n log n)", [complexity.Point(*t) for t in times])
     curve.points.append(complexity.Point(30000, None, note="> 60 s"))
     complexity.fit(curve, lambda n, p: n * math.log(n))
     assert curve.fitted == (1000, 3000, 10000)

@@ -16,7 +16,7 @@ from rankgrad.lab.detection.batches import AspectSampler, canvas, place_boxes, t
 from rankgrad.lab.detection.config import Data, View
 from rankgrad.lab.detection.task import SceneSource
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.vision.images import MEAN, STD, Ragged
+from rankgrad.lab.vision.images import MEAN, STD, PackedImages
 
 import scenes
 
@@ -271,7 +271,7 @@ def test_the_canvas_is_torchvisions(short, long):
     images = random_images()
     theirs = GeneralizedRCNNTransform(short, long, list(MEAN), list(STD)).eval()
     wanted, _ = theirs([p.permute(2, 0, 1) / 255 for p in images])
-    mine = canvas(Ragged.of(images), None, View(short=short, long=long))
+    mine = canvas(PackedImages.of(images), None, View(short=short, long=long))
     assert mine.sizes == [tuple(size) for size in wanted.image_sizes]
     torch.testing.assert_close(mine.images, wanted.tensors, atol=2e-4, rtol=0)
 
@@ -283,7 +283,7 @@ def test_no_side_is_less_than_a_pixel():
         )
         assert min(high.tolist() + wide.tolist()) == 1
     strip = torch.randint(0, 256, (1, 2000, 3), dtype=torch.uint8)
-    made = canvas(Ragged.of([strip]), None, View(short=60, long=96))
+    made = canvas(PackedImages.of([strip]), None, View(short=60, long=96))
     assert made.sizes == [(1, 96)] and made.images.shape == (1, 3, 32, 96)
 
 
@@ -295,7 +295,7 @@ def test_flips_and_boxes_are_v2s(factor):
     flips = torch.tensor([True, False, True, True])
     corner = torch.rand(4, 3, 2) * 15
     boxes = list(torch.cat([corner, corner + 1 + 4 * torch.rand(4, 3, 2)], dim=2))
-    made = canvas(Ragged.of(images), flips, view, factor)
+    made = canvas(PackedImages.of(images), flips, view, factor)
     placed = place_boxes(boxes, made, flips)
     for n, (image, box) in enumerate(zip(images, boxes, strict=True)):
         image = image.permute(2, 0, 1)

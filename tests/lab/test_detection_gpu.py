@@ -17,7 +17,7 @@ from rankgrad.lab.detection.config import Model, View
 from rankgrad.lab.detection.proposals import suppressed
 from rankgrad.lab.recipes import run
 from rankgrad.lab.training import optim
-from rankgrad.lab.vision.images import Ragged
+from rankgrad.lab.vision.images import PackedImages
 
 import scenes
 
@@ -32,7 +32,7 @@ def network(regions, short=600, long=1000, **options):
 
 
 def test_the_canvas():
-    images, flips = Ragged.of(random_images()), torch.tensor([True, False, True, False])
+    images, flips = PackedImages.of(random_images()), torch.tensor([True, False, True, False])
     view = View(short=60, long=100)
     here, there = canvas(images, flips, view), canvas(images.to(torch.device("cuda")), flips, view)
     assert here.sizes == there.sizes

@@ -4,7 +4,6 @@ import base64
 import io
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,218 +11,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks import cub, side_by_side
 from PIL import Image
 
 import rankgrad
 from rankgrad.lab.figures import (
-    ablations,
     batch_bias,
     catalogue,
     cold_start,
     gradients,
-    landscape,
     margin,
     retrieval_examples,
     sorters,
     style,
 )
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing
 from rankgrad.lab.training.errors import UserError
 from rankgrad.surrogates import sodeep
 
+from drawings import assert_looks_like, assert_texts_apart, pixels, quiet, size, use_untrained_sorter
 from runs import cli
-
-REFERENCE = Path(__file__).with_name("figures_reference.json")
-
-
-def quiet(**given):
-    told = []
-    return Sources(tell=told.append, **given), told
-
-
-@pytest.fixture
-def untrained(monkeypatch):
-    """A smaller sorter; its ranks are about the mean rank."""
-    torch.manual_seed(0)
-    network = sodeep.LSTMSorter(sorters.LENGTH, hidden=4).requires_grad_(False)
-    monkeypatch.setattr(sorters, "sorter", lambda: network)
-
-
-def pixels(figure):
-    """The drawn image, ``[height, width]`` in grey, 0 to 1."""
-    file = io.BytesIO()
-    with style.applied():
-        figure.savefig(file, format="png", dpi=style.DPI)
-    return np.asarray(Image.open(file).convert("L"), dtype=float) / 255
-
-
-def size(figure):
-    """Height and width in pixels that the sheet was made with."""
-    width, height = figure.get_size_inches()
-    return round(height * style.DPI), round(width * style.DPI)
-
-
-def assert_texts_apart(figure):
-    """No two texts of a drawn figure touch, and none is cut off."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.text import Text
-
-    with style.applied():
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-    beyond = set()  # labels of ticks outside of the view, and of axes that are off
-    for axes in figure.axes:
-        for axis in axes._axis_map.values():
-            beyond |= {id(text) for text in axis.findobj(Text)}
-            if axes.axison:
-                beyond -= {id(tick.label1) for tick in axis._update_ticks()} | {
-                    id(axis.label),
-                    id(axis.offsetText),
-                }
-    boxes = [
-        (text.get_text(), text.get_window_extent(canvas.get_renderer()))
-        for text in figure.findobj(Text)
-        if text.get_visible() and text.get_text().strip() and id(text) not in beyond
-    ]
-    assert boxes
-    for told, box in boxes:
-        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, (
-            told
-        )
-    for (one, a), (other, b) in itertools.combinations(boxes, 2):
-        assert not a.padded(-1).overlaps(b.padded(-1)), (one, other)
-
-
-def assert_looks_like(figure, name):
-    """The image in 24 x 24 grey fields against the stored one; RANKGRAD_WRITE_REFERENCE=1 stores it anew."""
-    image = pixels(figure)
-    rows, columns = (np.linspace(0, length, 25).astype(int)[:-1] for length in image.shape)
-    fields = np.add.reduceat(np.add.reduceat(image, rows, 0), columns, 1)
-    fields /= np.outer(np.diff([*rows, image.shape[0]]), np.diff([*columns, image.shape[1]]))
-    stored = json.loads(REFERENCE.read_text()) if REFERENCE.is_file() else {}
-    if os.environ.get("RANKGRAD_WRITE_REFERENCE"):
-        stored[name] = np.round(100 * fields).astype(int).tolist()
-        REFERENCE.write_text(json.dumps(stored) + "\n")
-    assert np.abs(fields - np.array(stored[name]) / 100).mean() < 0.01
-
-
-# ---------------------------------------------------------------------------------------------- landscape
-
-
-def by_brute_force(scores, weights, lam):
-    """min over permutations of (y + lam g) . r / n, minus that of y . r / n, over lam."""
-    n = len(scores)
-    ranks = torch.tensor(list(itertools.permutations(range(1, n + 1))), dtype=torch.float64)
-    return ((ranks @ (scores + lam * weights)).min() - (ranks @ scores).min()) / n / lam
-
-
-def test_the_closed_form_is_the_difference_of_two_minima():
-    generator = torch.Generator().manual_seed(3)
-    for lam in (0.05, 0.5, 3.0):
-        scores, weights = torch.randn(2, 5, generator=generator, dtype=torch.float64)
-        expected = by_brute_force(scores, weights, lam)
-        torch.testing.assert_close(landscape.interpolated_values(scores, weights, lam), expected)
-
-
-def test_its_gradient_is_the_one_of_rank():
-    section = landscape.random_section()
-    scores = section.scores(torch.tensor([0.3], dtype=torch.float64), torch.tensor([-0.4], dtype=torch.float64))[
-        0, 0
-    ]
-    for lam in landscape.LAMBDAS:
-        leaf = scores.clone().requires_grad_()
-        (rankgrad.rank(leaf, lam=lam, normalize=True) @ section.weights).backward()
-        nudge = 1e-7 * torch.eye(len(scores), dtype=torch.float64)
-        ahead, behind = (
-            landscape.interpolated_values(scores + sign * nudge, section.weights, lam) for sign in (1, -1)
-        )
-        torch.testing.assert_close(leaf.grad, (ahead - behind) / 2e-7, atol=1e-6, rtol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def plane():
-    line = torch.linspace(-1, 1, 61, dtype=torch.float64)
-    section = landscape.random_section()
-    return section, section.scores(line, line)
-
-
-def test_a_small_lambda_gives_the_truth_away_from_jumps(plane):
-    section, scores = plane
-    truth = landscape.true_values(scores, section.weights)
-    near = landscape.interpolated_values(scores, section.weights, 1e-3)
-    gaps = scores.sort(-1).values.diff(dim=-1).amin(-1)
-    away = gaps > 2e-3 * section.weights.abs().max()  # nothing can be passed
-    assert 0.3 < away.double().mean() < 1
-    torch.testing.assert_close(near[away], truth[away])
-    assert not torch.allclose(near, truth)
-
-
-@pytest.mark.parametrize("lam", landscape.LAMBDAS)
-def test_the_interpolation_stays_within_its_bounds(plane, lam):
-    section, scores = plane
-    truth = landscape.true_values(scores, section.weights)
-    found = landscape.interpolated_values(scores, section.weights, lam)
-    moved = landscape.true_values(scores + lam * section.weights, section.weights)
-    assert (found <= truth + 1e-12).all() and (found >= moved - 1e-12).all()
-    assert (found < truth - 1e-3).any()
-
-
-@pytest.mark.parametrize("lam", landscape.LAMBDAS)
-def test_the_interpolation_is_continuous_where_the_truth_jumps(lam):
-    section = landscape.random_section()
-    a = torch.linspace(-1, 1, 20_001, dtype=torch.float64)
-    scores = section.scores(a, torch.zeros(1, dtype=torch.float64))[0]
-    truth = landscape.true_values(scores, section.weights)
-    found = landscape.interpolated_values(scores, section.weights, lam)
-    # |difference| <= sum over items of |change of score| (n - 1) / (n lam): the ranks differ by n - 1 at most
-    steepest = section.across.abs().sum() / lam
-    assert found.diff().abs().max() <= steepest * (a[1] - a[0])
-    assert truth.diff().abs().max() > 10 * found.diff().abs().max()
-
-
-def test_rows_are_b_and_columns_are_a():
-    section = landscape.random_section()
-    a, b = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), torch.tensor([-1.0, 1.0], dtype=torch.float64)
-    scores = section.scores(a, b)
-    assert scores.shape == (2, 3, 20)
-    torch.testing.assert_close(scores[1, 2], section.origin + 0.3 * section.across + 1.0 * section.up)
-
-
-def test_the_map_has_a_to_the_right_and_b_upwards():
-    """A surface that is 1 only at the largest a and the smallest b: light in the corner below right."""
-    found = np.zeros((9, 9))
-    found[0, -1] = 1
-    with style.applied():
-        figure = style.sheet(3, 3)
-        axes = figure.subplots()
-        landscape._map(axes, found, np.linspace(-1, 1, 9), landscape.Normalize(0, 1))
-        axes.set_position((0, 0, 1, 1))
-        figure.set_layout_engine("none")
-    image = pixels(figure)
-    assert image[-12, -12] > 0.7 > 0.4 > image[12, -12]
-
-
-def test_the_landscape_is_drawn(untrained, monkeypatch):
-    monkeypatch.setattr(landscape, "_POINTS", 31)
-    sources, _ = quiet()
-    surfaces, flat = landscape.draw(sources)
-    assert (surfaces.name, flat.name) == ("landscape", "landscape-flat")
-    assert pixels(flat.figure).shape == size(flat.figure)
-    assert_texts_apart(flat.figure)
-    assert_texts_apart(surfaces.figure)
-    titles = [axes.get_title() for axes in flat.figure.axes]
-    assert (
-        titles[0] == "true" and sum("lambda" in t for t in titles) == 4 and sum("bins" in t for t in titles) == 4
-    )
-    # the same values in both, one scale for all
-    images = [axes.images[0] for axes in flat.figure.axes[:12]]
-    assert len({image.norm for image in images}) == 1
-    section, line = landscape.random_section(), torch.linspace(-1, 1, 31, dtype=torch.float64)
-    expected = landscape.true_values(section.scores(line, line), section.weights)
-    np.testing.assert_allclose(images[0].get_array(), expected)
-    assert_looks_like(flat.figure, "landscape-flat")
-
 
 # ---------------------------------------------------------------------------------------------- gradients
 
@@ -247,9 +53,10 @@ def test_ours_push_exactly_what_is_within_reach():
         assert (move[relevance] > 0).all() and (move[~relevance] <= 0).all()
 
 
-def test_every_row_has_a_push_of_one_and_words(untrained):
+def test_every_row_has_a_push_of_one_and_words(monkeypatch):
+    use_untrained_sorter(monkeypatch)
     scores, relevance = gradients.the_list()
-    table = gradients.rows(quiet()[0])
+    table = gradients.rows()
     assert len(table) == 10
     for row in table:
         move = gradients.push(row.loss, scores, relevance)
@@ -268,7 +75,8 @@ def test_the_reach_is_the_step_of_algorithm_1():
     assert widths == pytest.approx([gradients.LAM * 20 / 4 / rank for rank in ranks])
 
 
-def test_the_gradients_are_drawn(untrained):
+def test_the_gradients_are_drawn(monkeypatch):
+    use_untrained_sorter(monkeypatch)
     (drawing,) = gradients.draw(quiet()[0])
     assert pixels(drawing.figure).shape == size(drawing.figure)
     assert_texts_apart(drawing.figure)
@@ -324,6 +132,11 @@ def test_embeddings_of_a_file(tmp_path):
         batch_bias.draw(quiet(embeddings=tmp_path / "nothing")[0])
 
 
+def test_embeddings_of_a_run(digits_run):
+    embeddings, labels, name = batch_bias._embeddings(quiet(run=Path("runs/digits"))[0])
+    assert embeddings.shape == (len(labels), 16) and name == "the test images of the run 'digits'"
+
+
 # ------------------------------------------------------------------------------------------------- margin
 
 
@@ -341,83 +154,6 @@ def test_the_margin_is_drawn(monkeypatch):
     (drawing,) = margin.draw(quiet()[0])
     assert_texts_apart(drawing.figure)
     assert "margin of 0.1" in drawing.caption
-
-
-# ---------------------------------------------------------------------------------------------- ablations
-
-
-def cub_table(folder, names):
-    """As benchmarks/cub.py writes it: R@1 of 60 in two runs of each row, and 65 ± 0.7 in the last epoch."""
-    for name, seed in itertools.product(names, (0, 1)):
-        run = side_by_side.folder_of(folder, name, seed)
-        run.mkdir(parents=True)
-        metrics = {"R@1": 60.0, "R@2": 61.0, "R@4": 62.0, "R@8": 63.0, "mAP@R": 20.0}
-        last = metrics | {"R@1": 64.5 + seed, "epoch": 20.0}
-        result = {"best": metrics, "last": last, "seconds": 100.0, "speed": 3000.0}
-        (run / "result.json").write_text(json.dumps(result))
-    return cub.table(folder, ["epochs=20"])
-
-
-def test_tables_of_the_benchmark_are_read(tmp_path):
-    found = ablations.read_table(cub_table(tmp_path, cub.ROWS))[20]
-    assert list(found) == list(cub.ROWS)
-    assert found["ap"] == ablations.Line(ablations.Score(60, 0), ablations.Score(65, 0.7))
-    assert ablations.read_table("| a | b |\n|---|---|\n| 1 | 2 |\n") == {}
-
-
-def test_every_row_of_the_figure_is_a_row_of_the_benchmark():
-    assert {row for panel in ablations.PANELS.values() for _, row in panel} <= set(cub.ROWS)
-    assert set(ablations.PAPER) <= set(cub.ROWS)
-
-
-def test_the_caption_says_how_far_a_change_moves_the_recall_loss(tmp_path):
-    table = """| loss | best R@1 | last R@1 |
-|---|---|---|
-| recall loglog | 59.7 ± 0.2 | 59.2 ± 0.2 |
-| recall loglog, no margin | 55.9 ± 0.2 | 40.2 ± 0.5 |
-| ap | 60.8 ± 0.4 | 60.5 ± 0.7 |
-"""
-    (tmp_path / "cub.md").write_text(table)
-    (drawing,) = ablations.draw(quiet(results=tmp_path)[0])
-    seen = "What to see: 59.7 (59.2 at the end) moves by -3.8 (-19.0) with no margin."
-    assert seen in " ".join(drawing.caption.split())
-
-
-def test_rows_of_runs_of_different_length_do_not_meet(tmp_path):
-    table = """| loss | epochs | best R@1 | last R@1 |
-|---|---|---|---|
-| recall loglog | 12 | 59.7 ± 0.2 | 59.2 ± 0.2 |
-| recall loglog, no margin | 12 | 55.9 ± 0.2 | 40.2 ± 0.5 |
-| recall loglog | 20 | 90.0 ± 0.2 | 90.0 ± 0.2 |
-"""
-    (tmp_path / "cub.md").write_text(table)
-    (drawing,) = ablations.draw(quiet(results=tmp_path)[0])
-    caption = " ".join(drawing.caption.split())
-    assert (
-        "After 12 epochs." in caption and "59.7 (59.2 at the end) moves by -3.8 (-19.0) with no margin" in caption
-    )
-
-
-def test_missing_rows_are_reported(tmp_path):
-    (tmp_path / "2026-01-01-other.md").write_text("no table")
-    with pytest.raises(UserError, match=r"no table of benchmarks/cub\.py"):
-        ablations.draw(quiet(results=tmp_path)[0])
-    (tmp_path / "2026-01-02-cub.md").write_text(cub_table(tmp_path / "runs", ["recall loglog", "ap", "FastAP"]))
-    sources, told = quiet(results=tmp_path)
-    (drawing,) = ablations.draw(sources)
-    assert told == [
-        "not in the tables: recall loglog, no memory, ap, no memory, recall loglog, no margin, "
-        "recall loglog, lambda 0.04, recall loglog, lambda 1"
-    ]
-    assert "2026-01-02-cub.md" in drawing.caption and "Not measured: recall loglog, no memory" in drawing.caption
-    assert "other" not in drawing.caption
-    assert pixels(drawing.figure).shape == size(drawing.figure)
-    assert_texts_apart(drawing.figure)
-    (tmp_path / "2026-01-02-cub.md").write_text(cub_table(tmp_path / "others", ["FastAP"]))
-    with pytest.raises(UserError, match="has none of the rows"):
-        ablations.draw(sources)
-    with pytest.raises(UserError, match="no such file or folder"):
-        ablations.draw(quiet(results=tmp_path / "nothing")[0])
 
 
 # --------------------------------------------------------------------------------------- retrieval-examples
@@ -508,7 +244,7 @@ def test_every_figure_has_a_module_and_a_caption():
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    def make(name, sources):
+    def make(name, inputs):
         if name == "ablations":
             raise UserError("--results: nothing here")
         return [small_drawing()] if name == "margin" else []

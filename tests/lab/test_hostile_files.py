@@ -291,4 +291,4 @@ def test_out_of_memory_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "_train_one", lambda self, network: torch.empty(2**60))
     line = told("train", "digits", "evaluate_first=false", "--out", tmp_path / "a")
-    assert line.startswith("rankgrad: out of memory; smaller sizes need less")
+    assert line.startswith("rankgrad: out of memory; lower the batch size")

@@ -25,7 +25,7 @@ from rankgrad.lab.retrieval.images.task import read_sources
 from rankgrad.lab.training import reuse
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision import decoding
-from rankgrad.lab.vision.images import Ragged, Store, like_sizes, whole
+from rankgrad.lab.vision.images import PackedImages, Store, like_sizes, whole
 from rankgrad.lab.vision.images import decode as decode_whole
 
 import images
@@ -283,7 +283,9 @@ def test_lists_that_are_broken(tmp_path):
 
 def ragged(*sizes):
     generator = torch.Generator().manual_seed(0)
-    return Ragged.of([torch.randint(0, 256, (h, w, 3), dtype=torch.uint8, generator=generator) for h, w in sizes])
+    return PackedImages.of(
+        [torch.randint(0, 256, (h, w, 3), dtype=torch.uint8, generator=generator) for h, w in sizes]
+    )
 
 
 def padded(batch):
@@ -332,7 +334,7 @@ def test_many_parts_are_joined(monkeypatch):
     store = Store(sources, [str(n) for n in range(10)], lambda s: s, cache="ram", workers=2, device=CPU)
     assert all(torch.equal(store.image(n), sources[n]) for n in range(10))
     parts = [ragged((2, 3)), ragged((4, 5))]
-    Ragged.joined(parts)
+    PackedImages.joined(parts)
     assert parts == []  # freed on the way
 
 

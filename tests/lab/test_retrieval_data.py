@@ -15,7 +15,7 @@ from rankgrad.lab.retrieval.images.source import ImageSource, decode
 from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
 from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.vision.images import MEAN, STD, Ragged
+from rankgrad.lab.vision.images import MEAN, STD, PackedImages
 
 import images
 
@@ -174,7 +174,7 @@ def test_decoding_goes_by_content_and_resizes_the_short_side(tmp_path):
 
 
 def ragged(*shapes):
-    return Ragged.of([torch.randint(256, (h, w, 3), dtype=torch.uint8) for h, w in shapes])
+    return PackedImages.of([torch.randint(256, (h, w, 3), dtype=torch.uint8) for h, w in shapes])
 
 
 def plain_crop(image, box, crop):
@@ -199,7 +199,7 @@ def test_crops_of_a_batch_equal_crops_of_each_image():
 def test_resized_crops_are_close_to_an_antialiased_resize():
     y, x = torch.meshgrid(torch.arange(64), torch.arange(96), indexing="ij")
     smooth = (127 + 120 * torch.sin(x / 9) * torch.cos(y / 7)).to(torch.uint8)
-    batch = Ragged.of([smooth[..., None].expand(-1, -1, 3)] * 2)
+    batch = PackedImages.of([smooth[..., None].expand(-1, -1, 3)] * 2)
     boxes = torch.tensor([[3.0, 5.0, 51.0, 61.0], [10.0, 10.0, 30.0, 26.0]])  # one shrinks, one grows
     out = augment.crops(batch, boxes, None, View(crop=24, mean=MEAN, std=STD))
     for at in range(2):

@@ -176,7 +176,7 @@ def test_checkpoints_of_an_older_version(tmp_path):
     assert recipes.checked(saved, [])[1].model.pooling == "auto"  # a recipe that does not say
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(recipes.yaml.safe_dump(saved))
-    with pytest.raises(UserError, match=r"^--resume: .*run was begun by an older version of rankgrad"):
+    with pytest.raises(UserError, match=r"^--resume: .*run was started by an older version of rankgrad"):
         run.run("folder", overrides, out=str(tmp_path / "run"), resume=True)
 
 

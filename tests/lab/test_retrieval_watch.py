@@ -197,8 +197,11 @@ def test_too_few_steps_and_rates_that_are_none_are_told(tmp_path):
         return " ".join(ImageTask(config, torch.device("cpu")).told)
 
     said = told("epochs=15", "lr=3e-5")
-    assert "epochs=15 are 30 steps in all: so few may not be enough, try epochs=50" in said
-    assert "lr=3e-05 is a rate for pretrained networks, this one is not (weights=none): try lr=0.001" in said
+    assert "epochs=15 is 30 steps in all, which may be too few: try epochs=50" in said
+    assert (
+        "lr=3e-05 is a learning rate for pretrained networks, and this one starts from scratch (weights=none)"
+        in said
+    )
     assert not {"steps", "rate"} & set(told("epochs=30", "lr=3e-4").split())
 
 

@@ -116,8 +116,8 @@ def test_a_damaged_state_offers_the_one_before(tmp_path, monkeypatch):
     flipped(cut / "state.pt", 8 * 4000)
     message = told("train", cut, "--resume")
     assert message == (
-        f"rankgrad: --resume: {cut}/state.pt is damaged (its checksum does not match its content); the one before "
-        "it, of step 4, is whole: --resume --previous continues from it"
+        f"rankgrad: --resume: {cut}/state.pt is damaged (its checksum does not match its content); --resume "
+        "--previous continues from the checkpoint before it, of step 4"
     )
     run.run(str(cut), resume=True, previous=True)
     assert rows(cut) == rows(whole)
@@ -129,7 +129,7 @@ def test_a_damaged_state_offers_the_one_before(tmp_path, monkeypatch):
 def test_two_damaged_states_are_both_refused(copied):
     for name in ("state.pt", "state.previous.pt"):
         flipped(copied / name, 8 * 4000)
-    assert "there is no whole one before it" in told("train", copied, "--resume")
+    assert "the previous checkpoint is missing or damaged" in told("train", copied, "--resume")
     assert f"{copied}/state.previous.pt is damaged" in told("train", copied, "--resume", "--previous")
     (copied / "state.previous.pt").unlink()
     assert "--previous: there is no checkpoint" in told("train", copied, "--resume", "--previous")

@@ -83,7 +83,7 @@ def test_the_exit_status_says_which_signal(tmp_path, monkeypatch, capsys, number
     with pytest.raises(SystemExit) as caught:
         main(["train", "digits", *DIGITS, "evaluate_first=false", "--out", str(tmp_path / "a")])
     assert caught.value.code == 128 + number
-    assert "rankgrad: interrupted; go on with: rankgrad train " in capsys.readouterr().err
+    assert "rankgrad: interrupted; resume with: rankgrad train " in capsys.readouterr().err
 
 
 def test_an_evaluation_is_left_at_once_and_repeated(tmp_path, monkeypatch, whole):

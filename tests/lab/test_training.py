@@ -20,7 +20,8 @@ from rankgrad.lab.recipes import run
 from rankgrad.lab.training import checkpoint, log, optim
 from rankgrad.lab.training.config import Optim
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.training.loop import Trainer, seed_step
+from rankgrad.lab.training.loop import Trainer
+from rankgrad.lab.training.seeding import seed_step
 
 import images
 from runs import rows, same_weights, stop_after
@@ -197,7 +198,7 @@ def test_a_run_goes_on_with_the_settings_it_began_with(tmp_path):
     run.run("digits", [*SHORT, "epochs=1"], out=str(tmp_path / "a"))
     with pytest.raises(UserError, match=r"other settings: loss\.pairs was None, now 1; optim\.lr was 0\.003"):
         run.run("digits", [*SHORT, "epochs=1", "loss.pairs=1", "lr=1e-2"], out=str(tmp_path / "a"), resume=True)
-    with pytest.raises(UserError, match=r"--out: .* has a run already; --resume continues it"):
+    with pytest.raises(UserError, match=r"--out: .* already has a run; --resume continues it"):
         run.run("digits", SHORT, out=str(tmp_path / "a"))
     before = json.loads((tmp_path / "a" / "machine.json").read_text())
     (tmp_path / "a" / "machine.json").write_text(json.dumps({**before, "started": "yesterday", "hardware": "?"}))
@@ -216,7 +217,7 @@ def test_runs_get_folders_of_their_own(tmp_path, monkeypatch):
     assert run.folder_for("digits", None, resume=True) == names[1]
 
 
-def test_seeds_report_mean_and_spread(tmp_path):
+def test_seeds_report_mean_and_deviation(tmp_path):
     folder, results = run.run("digits", ["epochs=1", "evaluate_first=false"], out=str(tmp_path / "a"), seeds=2)
     values = [result.best["R@1"] for result in results]
     assert values[0] != values[1]
@@ -385,12 +386,12 @@ def test_every_step_draws_its_own_crops(monkeypatch):
 
 
 def test_logs(tmp_path):
-    table = log.Table(tmp_path / "t.csv", -1)
+    table = log.CsvLog(tmp_path / "t.csv", -1)
     table.append([{"step": s, "loss": s / 3} for s in range(1, 6)])
     with table.path.open("a") as file:
         file.write("6,0.")  # torn by a kill
     assert [r["step"] for r in log.read_table(table.path)] == [1, 2, 3, 4, 5, 6]
-    table = log.Table(table.path, 3)
+    table = log.CsvLog(table.path, 3)
     table.append([{"step": 4, "loss": 0.5}])
     assert log.read_table(table.path) == [
         {"step": 1.0, "loss": 1 / 3},

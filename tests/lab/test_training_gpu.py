@@ -9,14 +9,14 @@ from rankgrad.lab.retrieval.images import augment
 from rankgrad.lab.retrieval.images.config import View
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
-from rankgrad.lab.vision.images import MEAN, STD, Ragged
+from rankgrad.lab.vision.images import MEAN, STD, PackedImages
 
 pytestmark = pytest.mark.gpu
 
 
 def test_crops_equal_those_of_the_cpu():
     images = [torch.randint(256, shape, dtype=torch.uint8) for shape in ((40, 64, 3), (70, 40, 3), (40, 40, 3))]
-    batch = Ragged.of(images)
+    batch = PackedImages.of(images)
     view = View(resize=40, crop=32, mean=MEAN, std=STD)
     boxes, flips = augment.training_boxes(batch.height, batch.width, view, torch.Generator().manual_seed(0))
     expected = augment.crops(batch, boxes, flips, view)

@@ -1,4 +1,4 @@
-"""Exchange the loss of a torchvision detector's region classifier, and take the exchange back."""
+"""Replace the loss of a torchvision detector's region classifier, and restore the original one."""
 
 from __future__ import annotations
 

@@ -7,18 +7,16 @@ from torch import Tensor
 from rankgrad import _check
 from rankgrad.losses import average_precision_loss
 
-#: In log-odds, which nothing else gives a scale: the reach of a foreground anchor, and by how much it should
-#: lead.
+#: The reach and the margin of a foreground anchor, in log-odds.
 WINDOW, MARGIN = 1.0, 0.5
 
 
 def objectness_loss(objectness: Tensor, kind: Tensor) -> Tensor:
     r"""The mean over images of :math:`-\log` of the precision at each foreground anchor.
 
-    For a region proposal network, in place of cross entropy. One list an image, because proposals are chosen image
-    by image: what an anchor scores beside those of another image decides nothing. All anchors take part, there is
-    no sampling; those that are neither foreground nor background are masked. An image without foreground does not
-    count.
+    For a region proposal network, in place of cross entropy. Each image is one list, because proposals are
+    chosen image by image. All anchors take part, without sampling; those that are neither foreground nor
+    background are masked. An image without foreground does not count.
 
     Args:
         objectness: ``[images, anchors]`` log-odds.

@@ -1,4 +1,4 @@
-"""The ranking loss as COCO's AP has it: relevant at each of ten IoU thresholds is what overlaps enough."""
+"""The ranking loss averaged over COCO's ten IoU thresholds: at each one, boxes that reach it are relevant."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def is_by_threshold(scores: Tensor) -> bool:
 
 
 class ThresholdRankingLoss(ClassRankingLoss):
-    """The mean over thresholds of :class:`rankgrad.ClassRankingLoss`; one without a relevant item does not count.
+    """The mean of :class:`rankgrad.ClassRankingLoss` over the IoU thresholds that at least one box reaches.
 
     Each threshold is a loss with lists, and a lambda, of its own. All of them are one call of the engine for the
     lists of classes, and one for the pooled lists. Scores and relevance are ``[items, 10 classes]``, a block of
     columns for each threshold; so the memory holds which thresholds its items reached.
 
     Args:
-        weighed: Each list weighs as many of the items that reach 0.5 as reach its threshold, as in COCO's AP: an
-            object that no box reaches counts there too, and no order of boxes can change that. Otherwise a
-            threshold that one box of one class reaches weighs as much as one that all reach.
+        weighed: Weigh each list by the share of items with an IoU of 0.5 that also reach its threshold, as COCO's
+            AP does by counting objects that no box reaches. Otherwise a threshold that a single box reaches has
+            the same weight as one that all boxes reach.
         options: Of :class:`rankgrad.ClassRankingLoss`.
     """
 

@@ -20,11 +20,20 @@ _DISTRIBUTIONS = {
 }
 
 
+def _version(asked: bool) -> None:
+    import typer
+
+    import rankgrad
+
+    if asked:
+        print(f"rankgrad {rankgrad.__version__}")
+        raise typer.Exit
+
+
 def build() -> typer.Typer:
     """The application, with the verbs of every package."""
     import typer
 
-    from rankgrad.lab import options
     from rankgrad.lab.bench import commands as bench
     from rankgrad.lab.figures import commands as figures
     from rankgrad.lab.recipes import commands as recipes
@@ -36,7 +45,12 @@ def build() -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    app.callback()(options.of_the_command)
+    version = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")
+
+    @app.callback()
+    def options(version: bool = version) -> None:
+        """Train directly for ranking metrics."""
+
     for verbs in (recipes, use, bench, sodeep, figures):
         verbs.register(app)
     return app

@@ -17,7 +17,11 @@ FORMS = ("ap", "log_ap", "log", "loglog")
 
 
 class ClassRankingLoss(nn.Module):
-    """Ranking loss for class scores: multi-label classifiers and the class branch of detectors.
+    r"""Ranking loss for class scores: multi-label classifiers and the class branch of detectors.
+
+    A list with p relevant items has the loss :math:`1 - \frac{1}{p} \sum_i r^+_i / r_i` with ``form="ap"``. The
+    mAP loss is its mean over the classes with a positive, each class ranking its column of scores; the pooled AP
+    loss ranks all (item, class) pairs as one list. The loss is
 
     ``(map_weight * mAP loss + pooled_weight * pooled AP loss) / (map_weight + pooled_weight)``, each with
     the given ``lam``. The last ``memory`` batches take part in both as candidates without gradient. The defaults

@@ -93,7 +93,9 @@ def ndcg_loss(
 
 
 class NDCGLoss(ListLoss):
-    """NDCG loss of score lists, for rankers; see :func:`ndcg_loss`.
+    r"""NDCG loss of score lists: :math:`1 - \frac{1}{\mathrm{ideal}} \sum_i \mathrm{gain}_i / \log_2(1 + r_i)`.
+
+    For rankers with graded relevance. See :func:`ndcg_loss`.
 
     Args:
         k, gain, lam, window, margin: As in :func:`ndcg_loss`.

@@ -116,6 +116,10 @@ def recall_loss(
 class RecallLoss(EmbeddingLoss):
     """Recall loss on a batch of embeddings; see :func:`recall_loss`. The paper's retrieval loss.
 
+    Use it to reproduce the paper, or where R@K for given K matters more than the whole order (``weight`` takes
+    weights for the first ranks). Otherwise begin with :class:`ProxyRankingLoss`, where the training classes
+    are known, or :class:`PairRankingLoss`.
+
     Every embedding is a query with a list of all others (itself excluded), and a second list of what the memory
     holds. Any class sizes.
 

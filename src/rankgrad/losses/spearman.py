@@ -90,8 +90,9 @@ def spearman_loss(
 
 
 class SpearmanLoss(ListLoss):
-    """Spearman loss of score lists against target values, for rankers and similarity scores; see
-    :func:`spearman_loss`.
+    r"""Spearman loss of score lists against target values: :math:`6 \sum_i (r_i - t_i)^2 / (n (n^2 - 1))`.
+
+    For rankers and similarity scores. See :func:`spearman_loss`.
 
     Args:
         lam, window, margin: As in :func:`spearman_loss`.

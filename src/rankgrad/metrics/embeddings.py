@@ -51,7 +51,7 @@ def retrieval_metrics(
     chunk: int = 1 << 14,
     queries_at_once: int = 1 << 10,
 ) -> RetrievalMetrics:
-    """Where the relevant items of every query stand.
+    """Ranks of the relevant items of every query, and the metrics that follow from them.
 
     Args:
         embeddings: ``[Q, dim]`` queries, normalised here.
@@ -60,6 +60,10 @@ def retrieval_metrics(
         gallery_labels: ``[N]``.
         chunk: Gallery items at a time.
         queries_at_once: Queries at a time.
+
+    Returns:
+        A :class:`RetrievalMetrics`: for each query the rank of the first relevant item (0 if there is none), the
+        average precision and the mAP@R, ``[Q]`` each; its ``summary`` has R@K, mAP@R and AP as percentages.
 
     Example:
         >>> from rankgrad.metrics import retrieval_metrics

@@ -130,7 +130,9 @@ def recall_at_k(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """R@K as image retrieval uses it: 1 if any relevant item is among the best ``k``, else 0.
+    r"""R@K as image retrieval uses it: :math:`[\min_i r_i \le k]`, 1 if a relevant item is among the best ``k``.
+
+    :math:`r_i` are the ranks of the relevant items. A list without a hit has 0.
 
     Args:
         scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
@@ -184,7 +186,9 @@ def precision_at_k(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """The share of relevant items among the best ``k`` (of ``k``, also where a list is shorter).
+    r"""P@K: :math:`\frac{1}{k} \sum_i [r_i \le k]`, with :math:`r_i` the ranks of the relevant items.
+
+    The share of relevant items among the best ``k``; it is divided by ``k`` also where a list is shorter.
 
     Args:
         scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
@@ -210,7 +214,10 @@ def map_at_r(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """mAP@R: average precision cut at rank R, R = the list's number of relevant items (Musgrave et al. 2020).
+    r"""mAP@R: :math:`\frac{1}{R} \sum_{i:\, r_i \le R} \frac{r^+_i}{r_i}` (Musgrave et al. 2020).
+
+    Average precision cut at rank R, the list's number of relevant items. :math:`r_i` is the rank of a relevant
+    item in the list, :math:`r^+_i` its rank among the relevant items.
 
     Args:
         scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
@@ -235,7 +242,7 @@ def reciprocal_rank(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """One over the rank of the best relevant item; the mean is MRR.
+    r"""One over the rank of the best relevant item, :math:`1 / \min_i r_i`; the mean over lists is MRR.
 
     Args:
         scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.

@@ -19,7 +19,7 @@ from rankgrad.engine.precision import compute_dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class Lists:
+class SurrogateLists:
     """Validated score lists.
 
     Attributes:
@@ -58,7 +58,7 @@ class Lists:
             ranks = ranks * self.poison.to(ranks.dtype).unsqueeze(-1)
         return ranks.reshape(self.shape)
 
-    def slots(self, max_relevant: int | None) -> tuple[Lists, int]:
+    def slots(self, max_relevant: int | None) -> tuple[SurrogateLists, int]:
         """How many slots hold the relevant items of any of these lists.
 
         Without the hint ``max_relevant`` the number is read from the device (a host sync). A list that does not
@@ -79,7 +79,7 @@ class Lists:
         return dataclasses.replace(self, poison=self.poison.masked_fill(overfull, torch.nan)), slots
 
 
-def read_lists(scores: Tensor, relevance: Tensor, mask: Tensor | None, reduction: str) -> Lists:
+def read_lists(scores: Tensor, relevance: Tensor, mask: Tensor | None, reduction: str) -> SurrogateLists:
     """Validate the arguments of a loss."""
     scores = _check.floating("scores", scores)
     relevance = _check.relevance(relevance, scores)
@@ -92,13 +92,13 @@ def read_lists(scores: Tensor, relevance: Tensor, mask: Tensor | None, reduction
     return _read(scores, relevant, exists)
 
 
-def read_scores(scores: Tensor, mask: Tensor | None) -> Lists:
+def read_scores(scores: Tensor, mask: Tensor | None) -> SurrogateLists:
     """Validate the arguments of a soft rank."""
     scores = _check.floating("scores", scores)
     return _read(scores, torch.zeros_like(scores, dtype=torch.bool), _check.mask(mask, scores))
 
 
-def _read(scores: Tensor, relevant: Tensor, mask: Tensor | None) -> Lists:
+def _read(scores: Tensor, relevant: Tensor, mask: Tensor | None) -> SurrogateLists:
     rows = (math.prod(scores.shape[:-1]), scores.shape[-1])
     exists = torch.ones_like(relevant) if mask is None else mask
     usable = scores.isfinite()
@@ -112,7 +112,7 @@ def _read(scores: Tensor, relevant: Tensor, mask: Tensor | None) -> Lists:
     else:
         poison = torch.where(wrong.reshape(rows).any(-1), torch.nan, 1.0)
     values = scores.to(compute_dtype(scores.dtype)).where(exists & usable, 0)
-    return Lists(
+    return SurrogateLists(
         values.reshape(rows), (relevant & exists).reshape(rows), exists.reshape(rows), poison, scores.shape
     )
 
@@ -136,6 +136,6 @@ def bind_gradient(scores: Tensor, losses: Tensor, gradient: Tensor) -> Tensor:
     return bound
 
 
-def gradient_wanted(scores: Tensor) -> bool:
+def needs_gradient(scores: Tensor) -> bool:
     """Whether a gradient that is computed along with the loss may be needed."""
     return torch.is_grad_enabled() and scores.requires_grad

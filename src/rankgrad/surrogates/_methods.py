@@ -17,7 +17,7 @@ from rankgrad.surrogates.sodeep import LSTMSorter, sodeep_loss, sodeep_rank
 from rankgrad.surrogates.yue2007 import yue2007_loss
 
 
-def _nothing_more(scores: Tensor) -> Mapping[str, Any]:
+def _no_arguments(scores: Tensor) -> Mapping[str, Any]:
     return {}
 
 
@@ -47,7 +47,7 @@ class Method:
     citation: str
     general: bool
     rank: Callable[..., Tensor] | None = None
-    arguments: Callable[[Tensor], Mapping[str, Any]] = _nothing_more
+    arguments: Callable[[Tensor], Mapping[str, Any]] = _no_arguments
 
 
 def _narrow_sorter(scores: Tensor) -> Mapping[str, Any]:

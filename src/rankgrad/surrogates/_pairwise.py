@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankgrad.surrogates._lists import Lists, bind_gradient, gradient_wanted
+from rankgrad.surrogates._lists import SurrogateLists, bind_gradient, needs_gradient
 
 #: Pairs held at a time: on a CPU they should stay in its cache, on a GPU fill it.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
@@ -27,7 +27,7 @@ class Slots(NamedTuple):
     in_use: Tensor
 
 
-def relevant_slots(lists: Lists, slots: int) -> Slots:
+def relevant_slots(lists: SurrogateLists, slots: int) -> Slots:
     """Collect the relevant items: O(n) to find and O(p log p) to sort them. Empty slots come last."""
     rows, n = lists.scores.shape
     slot = torch.where(lists.relevant, lists.relevant.cumsum(-1) - 1, slots).clamp(max=slots)
@@ -47,7 +47,7 @@ def relevant_slots(lists: Lists, slots: int) -> Slots:
 PairRule = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def pairwise_losses(lists: Lists, slots: int, rule: PairRule) -> Tensor:
+def pairwise_losses(lists: SurrogateLists, slots: int, rule: PairRule) -> Tensor:
     """Mean of the rule's losses over the relevant items of each list, ``[lists]``, with its gradient bound.
 
     Slots go to the rule worst item first, a block at a time. The gradient is summed up on the way, so that nothing
@@ -57,7 +57,7 @@ def pairwise_losses(lists: Lists, slots: int, rule: PairRule) -> Tensor:
     rows, n = scores.shape
     relevant = relevant_slots(lists, slots)
     everything = torch.arange(n, device=scores.device)
-    wanted = gradient_wanted(lists.scores)
+    wanted = needs_gradient(lists.scores)
     total, gradient = scores.new_zeros(rows), torch.zeros_like(scores)
     step = block_of(scores.device, rows * n)
     for end in range(slots, 0, -step):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from rankgrad.engine.layouts import Rows
-from rankgrad.surrogates._lists import Lists
+from rankgrad.surrogates._lists import SurrogateLists
 
 #: A soft rank may fall below 1 where its method errs; only a division by (nearly) nothing is kept away.
 _LEAST_RANK = 0.5
 
 
-def average_precision_losses(lists: Lists, ranks: Tensor) -> Tensor:
+def average_precision_losses(lists: SurrogateLists, ranks: Tensor) -> Tensor:
     r"""One minus :math:`\frac1p \sum_i r^+_i / \tilde r_i` of each list, ``[lists]``.
 
     :math:`\tilde r_i` are the soft ranks ``[lists, n]``; :math:`r^+_i`, the rank among the relevant items, is

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankgrad.surrogates._lists import Lists, bind_gradient, gradient_wanted
+from rankgrad.surrogates._lists import SurrogateLists, bind_gradient, needs_gradient
 from rankgrad.surrogates._pairwise import Slots, relevant_slots
 
 
@@ -72,7 +72,7 @@ def gains(problem: Problem, row: Tensor, i: Tensor, own: Tensor, j: Tensor, scor
     return ((precision - margin) * problem.scale[row]).long()
 
 
-def hinge_losses(lists: Lists, slots: int, inference: Inference) -> Tensor:
+def hinge_losses(lists: SurrogateLists, slots: int, inference: Inference) -> Tensor:
     """The structured hinge of each list, ``[lists]``, with its gradient bound."""
     scores = lists.scores.detach().double()
     relevant = relevant_slots(lists, slots)
@@ -98,12 +98,12 @@ def hinge_losses(lists: Lists, slots: int, inference: Inference) -> Tensor:
     losses = missed + weight * (moved * scores).sum(-1)
     # The perfect ranking is one of those compared: a maximum below 0 is rounding.
     losses = losses.clamp(min=0).to(lists.scores.dtype)
-    if not gradient_wanted(lists.scores):
+    if not needs_gradient(lists.scores):
         return losses
     return bind_gradient(lists.scores, losses, (weight.unsqueeze(-1) * moved).to(losses.dtype))
 
 
-def _fixed_point(lists: Lists, scores: Tensor, count: Tensor, rest: Tensor) -> Tensor:
+def _fixed_point(lists: SurrogateLists, scores: Tensor, count: Tensor, rest: Tensor) -> Tensor:
     """The largest power of two with which a list's gains, summed over all its relevant items, fit 62 bits."""
     if scores.shape[-1] == 0:
         return scores.new_ones(len(scores))

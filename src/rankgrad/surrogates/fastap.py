@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rankgrad import _check
-from rankgrad.surrogates._lists import Lists, read_lists, read_scores
+from rankgrad.surrogates._lists import SurrogateLists, read_lists, read_scores
 
 #: Pulses (items times bins) held at a time; a longer list is binned a few bins at a time.
 _PULSES_AT_ONCE = 2**24
@@ -106,7 +106,7 @@ def fastap_rank(
     return lists.ranks(ranks)
 
 
-def _places(lists: Lists, bins: int, score_range: tuple[float, float]) -> Tensor:
+def _places(lists: SurrogateLists, bins: int, score_range: tuple[float, float]) -> Tensor:
     """Where each score lies in units of bins: 0 at the top of the range, ``bins`` at its bottom."""
     bins = _check.count("bins", bins, at_least=1)
     if not (isinstance(score_range, tuple) and len(score_range) == 2):

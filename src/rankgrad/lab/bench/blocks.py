@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad.lab.bench import retrieval, timing
-from rankgrad.lab.bench.lines import Line
+from rankgrad.lab.bench.lines import Measurement
 from rankgrad.losses import PairRankingLoss, ProxyRankingLoss, RecallLoss
 from rankgrad.memory import EmbeddingMemory
 
@@ -56,7 +56,7 @@ def _step(loss: Callable[..., Tensor], queries: Tensor, labels: Tensor) -> Calla
     return step
 
 
-def lines(device: torch.device, cases: tuple[Case, ...]) -> Iterator[Line]:
+def lines(device: torch.device, cases: tuple[Case, ...]) -> Iterator[Measurement]:
     """A line a case and loss; the batch's other losses behind the first case."""
     for number, case in enumerate(cases):
         before = torch.backends.cuda.matmul.allow_tf32
@@ -85,7 +85,7 @@ def lines(device: torch.device, cases: tuple[Case, ...]) -> Iterator[Line]:
 
 def _of_case(
     case: Case, queries: Tensor, labels: Tensor, memory: EmbeddingMemory, other: str, alone: float, *, others: bool
-) -> Iterator[Line]:
+) -> Iterator[Measurement]:
     device = queries.device
     losses: dict[str, nn.Module] = {
         "recall, window": RecallLoss(window=0.1, margin=0.05),
@@ -101,7 +101,7 @@ def _of_case(
         goals: dict[str, Any] = {}
         if name.startswith("recall"):
             goals = {name: getattr(case, name) for name in ("most_memory", "most_time", "most_ratio")}
-        line = Line(f"{case.name}: {name}", other=other, beside=alone, **goals)
+        line = Measurement(f"{case.name}: {name}", other=other, beside=alone, **goals)
         try:
             step = _step(loss.to(device).eval(), queries, labels)  # eval: the memory stays as it is
             line.memory = timing.peak_bytes(step, device)

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rankgrad.lab.bench import long_lists, retrieval, tables
 from rankgrad.lab.bench.complexity_table import complexity
 from rankgrad.lab.bench.reach import reach
-from rankgrad.lab.bench.tables import Cells, in_time
+from rankgrad.lab.bench.tables import Cells, in_mib, in_time
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
 
@@ -27,11 +27,7 @@ def _ratio(slow: float | None, fast: float | None) -> str:
     return "-" if slow is None or fast is None else f"{slow / fast:.1f}x"
 
 
-def _size(size: int | None) -> str:
-    return "-" if size is None else f"{size / 2**20:,.0f} MiB"
-
-
-def _list_cells(table: list[long_lists.Row], gpu: bool) -> Cells:
+def _list_cells(table: list[long_lists.LongListRow], gpu: bool) -> Cells:
     head = ["n", "relevant", "plain", "reference", "engine", "plain / engine", "floor", "peak memory / gradient"]
     head += ["replay", "replay with hint", "plain / replay", "launches"] if gpu else []
     cells = [head]
@@ -45,14 +41,14 @@ def _list_cells(table: list[long_lists.Row], gpu: bool) -> Cells:
     return cells
 
 
-def _retrieval_cells(table: list[retrieval.Row]) -> Cells:
+def _retrieval_cells(table: list[retrieval.RetrievalRow]) -> Cells:
     cells = [["batch", "loss", "eager", "replay", "peak memory", ""]]
     return cells + [
-        [f"{r.batch:,}", r.loss, in_time(r.eager), in_time(r.replay), _size(r.peak), r.note] for r in table
+        [f"{r.batch:,}", r.loss, in_time(r.eager), in_time(r.replay), in_mib(r.peak), r.note] for r in table
     ]
 
 
-def _skew_cells(table: list[long_lists.Row]) -> Cells:
+def _skew_cells(table: list[long_lists.LongListRow]) -> Cells:
     cells = [["n", "relevant", "random", "sorted", "one gap", "all equal"]]
     for row in table:
         if row.skew:
@@ -61,7 +57,7 @@ def _skew_cells(table: list[long_lists.Row]) -> Cells:
     return cells
 
 
-def _paper_cells(table: list[long_lists.Row], device: str) -> Cells:
+def _paper_cells(table: list[long_lists.LongListRow], device: str) -> Cells:
     cells = [["n", "paper", "this machine, p = 1,000"]]
     for n, paper in long_lists.PAPER[device].items():
         mine = [r.engine for r in table if r.n == n and r.relevant == "1,000"]
@@ -73,7 +69,9 @@ def _paper_cells(table: list[long_lists.Row], device: str) -> Cells:
 Sections = list[tuple[str, Cells]]
 
 
-def _sections(place: torch.device, table: list[long_lists.Row], pairs: list[retrieval.Row]) -> Sections:
+def _sections(
+    place: torch.device, table: list[long_lists.LongListRow], pairs: list[retrieval.RetrievalRow]
+) -> Sections:
     """The tables of a device, of what has been measured so far."""
     title = machine.in_a_line(place)
     exponents = [["relevant", "exponent of n, from 1M"]]
@@ -99,8 +97,8 @@ def _measured(
 ) -> tuple[Sections, dict[str, Any]]:
     """The tables of one device, and their numbers for JSON; ``save`` gets the tables after every row."""
     on_gpu = place.type == "cuda"
-    table: list[long_lists.Row] = []
-    pairs: list[retrieval.Row] = []
+    table: list[long_lists.LongListRow] = []
+    pairs: list[retrieval.RetrievalRow] = []
     task = progress.add_task(f"{place.type}: lists", total=4 * len(lengths))
     for row in long_lists.rows(
         place, lengths, baselines_up_to=baselines_up_to, skew_at=min(1_000_000, lengths[-1])

@@ -56,7 +56,7 @@ class Point:
 
 
 @dataclass
-class Curve:
+class CostCurve:
     """One method on one device, and the exponents of n: measured, and of the claim over the same lists."""
 
     name: str
@@ -113,37 +113,28 @@ def relevant_of(n: int) -> int:
     return max(1, n // 100)
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """Exponent of x in y by least squares of the logarithms."""
-    if len(points) < 2:
-        return None
-    logs = [(math.log(x), math.log(y)) for x, y in points]
-    mean_x, mean_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
-    return float(sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs))
-
-
 def predicted(points: Sequence[tuple[float, float]], n: int, *, at_least: float, at_most: float) -> float:
     """The last value carried on to n with the growth of the last two, between two exponents; 0 from nothing."""
     if not points:
         return 0.0
     last_n, last = points[-1]
-    exponent = max(at_least, min(slope(points[-2:]) or 0.0, at_most))
+    exponent = max(at_least, min(timing.growth_exponent(points[-2:]) or 0.0, at_most))
     return float(last * (n / last_n) ** exponent)
 
 
-def fit(curve: Curve, work: Work) -> None:
+def fit(curve: CostCurve, work: Work) -> None:
     """Exponents over the longest lists."""
     measured = [(p.n, p.seconds) for p in curve.points if p.seconds][-TAIL:]
     curve.fitted = tuple(n for n, _ in measured)
-    curve.exponent = slope(measured)
-    curve.claimed = slope([(n, work(n, relevant_of(n))) for n in curve.fitted])
+    curve.exponent = timing.growth_exponent(measured)
+    curve.claimed = timing.growth_exponent([(n, work(n, relevant_of(n))) for n in curve.fitted])
 
 
 def _next_point(
     contender: Contender, points: Sequence[Point], n: int, device: torch.device, limit: float
 ) -> Point:
     known = [(p.n, p.seconds) for p in points if p.seconds]
-    claim = slope([(m, contender.work(m, relevant_of(m))) for m in (n // 3, n)])
+    claim = timing.growth_exponent([(m, contender.work(m, relevant_of(m))) for m in (n // 3, n)])
     expected = predicted(known, n, at_least=claim or 1.0, at_most=4.0)
     if expected > limit:
         return Point(n, None, note=f"> {limit:g} s")
@@ -178,10 +169,10 @@ def _equals_reference(step: Callable[[], Tensor]) -> bool:
 
 def measure(
     device: torch.device, lengths: Sequence[int], *, limit: float, names: Sequence[str] | None = None
-) -> Iterator[tuple[dict[str, Curve], str, int]]:
+) -> Iterator[tuple[dict[str, CostCurve], str, int]]:
     """All curves, growing; after each point (curves, the method's name, its length)."""
     chosen = {name: one for name, one in contenders().items() if names is None or name in names}
-    curves = {name: Curve(name, one.label, one.claim) for name, one in chosen.items()}
+    curves = {name: CostCurve(name, one.label, one.claim) for name, one in chosen.items()}
     for n in lengths:
         for name, contender in chosen.items():
             curve = curves[name]

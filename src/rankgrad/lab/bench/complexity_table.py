@@ -31,7 +31,7 @@ def short(n: int) -> str:
     return str(n)
 
 
-def times(curves: Sequence[measured.Curve], lengths: Sequence[int]) -> Cells:
+def times(curves: Sequence[measured.CostCurve], lengths: Sequence[int]) -> Cells:
     """Time of each method at each length, or why there is none."""
     table = [["method", *(short(n) for n in lengths)]]
     for curve in curves:
@@ -40,7 +40,7 @@ def times(curves: Sequence[measured.Curve], lengths: Sequence[int]) -> Cells:
     return table
 
 
-def growth(curves: Sequence[measured.Curve]) -> Cells:
+def growth(curves: Sequence[measured.CostCurve]) -> Cells:
     """The exponent of n measured, beside the claim's."""
     table = [["method", "claimed", "exponent", "of the claim", "over"]]
     for curve in curves:
@@ -50,7 +50,7 @@ def growth(curves: Sequence[measured.Curve]) -> Cells:
     return table
 
 
-def show(console: Console, title: str, curves: Sequence[measured.Curve], lengths: Sequence[int]) -> None:
+def show(console: Console, title: str, curves: Sequence[measured.CostCurve], lengths: Sequence[int]) -> None:
     """Print both tables, the wide one in as many parts as the window needs."""
     columns = max(2, (console.width - 26) // 11)
     console.print(title, style="bold")
@@ -84,7 +84,7 @@ def complexity(
         with Progress(console=Console(stderr=True), transient=True) as progress:
             rows = len(names) or len(measured.contenders())
             task = progress.add_task(place, total=rows * len(lengths))
-            curves: dict[str, measured.Curve] = {}
+            curves: dict[str, measured.CostCurve] = {}
             for curves, name, n in measured.measure(where, lengths, limit=seconds, names=names or None):
                 progress.update(task, advance=1, description=f"{place}: {curves[name].label}, n = {short(n)}")
         found = list(curves.values())

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankgrad.lab.bench.tables import Cells, in_time
+from rankgrad.lab.bench.tables import Cells, in_mib, in_time
 
 HEAD = ["what", "time", "beside", "ratio", "memory over the inputs", "goal", ""]
 
 
 @dataclass
-class Line:
+class Measurement:
     """One measurement: times in seconds, memory in bytes; what it stands beside, and the goal.
 
     Attributes:
@@ -46,7 +46,7 @@ class Line:
         if self.most_time is not None:
             parts.append(in_time(self.most_time))
         if self.most_memory is not None:
-            parts.append(_size(self.most_memory))
+            parts.append(in_mib(self.most_memory))
         return "at most " + ", ".join(parts) if parts else ""
 
     @property
@@ -72,16 +72,12 @@ class Line:
             self.fault or in_time(self.time),
             f"{self.other}: {in_time(self.beside)}" if self.other else "",
             f"{self.time / self.beside:.2f}x" if compared and self.time and self.beside else "",
-            "" if self.memory is None else _size(self.memory),
+            "" if self.memory is None else in_mib(self.memory),
             self.goal,
             {True: "met", False: "MISSED", None: ""}[self.met],
         ]
 
 
-def _size(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"
-
-
-def cells_of(lines: Sequence[Line]) -> Cells:
+def cells_of(lines: Sequence[Measurement]) -> Cells:
     """The table."""
     return [HEAD, *(line.cells() for line in lines)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -23,7 +22,7 @@ PAPER = {
 
 
 @dataclass
-class Row:
+class LongListRow:
     """One line of the table; times in seconds, None where not measured."""
 
     n: int
@@ -107,7 +106,9 @@ def ours(hint: int | None = None) -> Callable[[Tensor, Tensor], Tensor]:
     )
 
 
-def measure(device: torch.device, n: int, name: str, *, bandwidth: float, baselines: bool, skew: bool) -> Row:
+def measure(
+    device: torch.device, n: int, name: str, *, bandwidth: float, baselines: bool, skew: bool
+) -> LongListRow:
     """One row. The engine's time is None if its gradient is not the reference's."""
     p = relevant_counts(n)[name]
     scores, relevance = make_list(n, p, device)
@@ -121,7 +122,7 @@ def measure(device: torch.device, n: int, name: str, *, bandwidth: float, baseli
 
     expected = with_sorts().clone()
     equal = torch.equal(engine(), expected) and torch.equal(hinted(), expected)
-    row = Row(
+    row = LongListRow(
         n=n,
         relevant=name,
         p=p,
@@ -146,7 +147,9 @@ def measure(device: torch.device, n: int, name: str, *, bandwidth: float, baseli
     return row
 
 
-def rows(device: torch.device, lengths: tuple[int, ...], *, baselines_up_to: int, skew_at: int) -> Iterator[Row]:
+def rows(
+    device: torch.device, lengths: tuple[int, ...], *, baselines_up_to: int, skew_at: int
+) -> Iterator[LongListRow]:
     """All rows of the table, as they are measured."""
     bandwidth = timing.copy_bandwidth(device)
     for n in lengths:
@@ -156,15 +159,12 @@ def rows(device: torch.device, lengths: tuple[int, ...], *, baselines_up_to: int
                 torch.cuda.empty_cache()
 
 
-def growth(table: list[Row], name: str) -> float | None:
+def growth(table: list[LongListRow], name: str) -> float | None:
     """The exponent of n in the engine's time from a million items on, by least squares of the logarithms."""
-    points = [
-        (math.log(row.n), math.log(row.replay or row.engine))
-        for row in table
-        if row.relevant == name and row.n >= 1_000_000 and row.engine
-    ]
-    if len(points) < 2:
-        return None
-    x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    slope: float = sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
-    return slope
+    return timing.growth_exponent(
+        [
+            (row.n, row.replay or row.engine)
+            for row in table
+            if row.relevant == name and row.n >= 1_000_000 and row.engine
+        ]
+    )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rankgrad.engine import dispatch, reference
 from rankgrad.lab.bench import blocks, long_lists, retrieval, tables, timing
-from rankgrad.lab.bench.lines import Line, cells_of
+from rankgrad.lab.bench.lines import Measurement, cells_of
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.losses import RecallLoss, average_precision_loss
@@ -53,7 +53,7 @@ def _gpu(device: torch.device) -> bool:
 
 def _reaches(
     what: str, losses: dict[str, Callable[[Tensor, Tensor], Tensor]], data: tuple[Tensor, Tensor], checked: bool
-) -> Iterator[Line]:
+) -> Iterator[Measurement]:
     """A line for each reach, beside the first one's: of the device's work alone where there is a GPU."""
     device = data[0].device
     steps: dict[str, timing.Run] = {}
@@ -69,13 +69,13 @@ def _reaches(
     taken = timing.side_by_side(steps, device)
     first = next(iter(losses))
     for name in losses:
-        line = Line(f"{what}: {name}", taken[name], fault=DIFFERS if name in wrong else "")
+        line = Measurement(f"{what}: {name}", taken[name], fault=DIFFERS if name in wrong else "")
         if name != first:
             line.other, line.beside, line.most_ratio = first, taken[first], 1.3
         yield line
 
 
-def windows(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+def windows(device: torch.device, sizes: Sizes) -> Iterator[Measurement]:
     """AP of one long list by lambda, by a window, and automatic."""
     losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         name: functools.partial(average_precision_loss, margin=long_lists.MARGIN, **given)
@@ -89,7 +89,7 @@ def windows(device: torch.device, sizes: Sizes) -> Iterator[Line]:
             )
 
 
-def embeddings(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+def embeddings(device: torch.device, sizes: Sizes) -> Iterator[Measurement]:
     """Large batches and memories on a GPU; on any device a batch of 512 by each reach."""
     if _gpu(device):
         yield from blocks.lines(device, sizes.cases)
@@ -102,7 +102,7 @@ def embeddings(device: torch.device, sizes: Sizes) -> Iterator[Line]:
     yield from _reaches(f"recall, {sizes.batch} embeddings", losses, data, checked=False)
 
 
-def calls(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+def calls(device: torch.device, sizes: Sizes) -> Iterator[Measurement]:
     """What plain calls cost with Python's share, forward and backward."""
     gpu, alone_name = _gpu(device), "similarity alone"
     torch.manual_seed(0)
@@ -112,23 +112,23 @@ def calls(device: torch.device, sizes: Sizes) -> Iterator[Line]:
         steps[name] = long_lists.step_of(RecallLoss(**given).to(device), *batch)
     taken = timing.side_by_side(steps, device)
     alone = taken.pop(alone_name)
-    yield Line(f"128 embeddings: {alone_name}, eager", alone)
+    yield Measurement(f"128 embeddings: {alone_name}, eager", alone)
     for name, seconds in taken.items():
         over = 4e-4 if gpu else None
-        yield Line(f"128 embeddings: recall {name}, eager", seconds, alone_name, alone, most_over=over)
+        yield Measurement(f"128 embeddings: recall {name}, eager", seconds, alone_name, alone, most_over=over)
     n = sizes.lengths[0]
     data = long_lists.make_list(n, 1000, device)
     for name, given in REACHES.items():
         step = long_lists.step_of(functools.partial(average_precision_loss, **given), *data)
-        yield Line(
+        yield Measurement(
             f"one list of {n:,}: AP {name}, eager", timing.seconds(step, device), most_time=4e-4 if gpu else None
         )
         if gpu:
             launches = timing.launches(step)
-            yield Line(f"the same, replayed ({launches} launches)", timing.graph_seconds(step, device))
+            yield Measurement(f"the same, replayed ({launches} launches)", timing.graph_seconds(step, device))
 
 
-def dense(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+def dense(device: torch.device, sizes: Sizes) -> Iterator[Measurement]:
     """Half of a long list relevant, and no hint."""
     data = long_lists.make_list(sizes.dense, sizes.dense // 2, device)
     steps = {"plain": long_lists.step_of(long_lists.plain_loss, *data)}
@@ -140,10 +140,10 @@ def dense(device: torch.device, sizes: Sizes) -> Iterator[Line]:
     plain = taken.pop("plain")
     for name, seconds in taken.items():
         what = f"AP, one list of {sizes.dense:,}, 50 % relevant, no hint: {name}"
-        yield Line(what, seconds, "plain", plain, most_ratio=1.0 if name == "lam" else None)
+        yield Measurement(what, seconds, "plain", plain, most_ratio=1.0 if name == "lam" else None)
 
 
-def batches(device: torch.device, sizes: Sizes) -> Iterator[Line]:
+def batches(device: torch.device, sizes: Sizes) -> Iterator[Measurement]:
     """Many short lists: the metric beside the loss, float64 beside the reference."""
     torch.manual_seed(0)
     scores = torch.randn(sizes.short, device=device)
@@ -157,7 +157,7 @@ def batches(device: torch.device, sizes: Sizes) -> Iterator[Line]:
         device,
     )
     what = f"metrics.average_precision, {list(sizes.short)}"
-    yield Line(what, taken["metric"], "AP loss with gradient", taken["loss"], most_ratio=1.5)
+    yield Measurement(what, taken["metric"], "AP loss with gradient", taken["loss"], most_ratio=1.5)
     wide = torch.randn(sizes.wide, device=device, dtype=torch.float64)
     step = long_lists.step_of(loss, wide, torch.rand(sizes.wide, device=device) < 0.1)
 
@@ -167,10 +167,10 @@ def batches(device: torch.device, sizes: Sizes) -> Iterator[Line]:
 
     taken = timing.side_by_side({"engine": step, "reference": by_reference}, device)
     what = f"AP, float64 {list(sizes.wide)}"
-    yield Line(what, taken["engine"], "the reference engine", taken["reference"], most_ratio=1.3)
+    yield Measurement(what, taken["engine"], "the reference engine", taken["reference"], most_ratio=1.3)
 
 
-SECTIONS: dict[str, Callable[[torch.device, Sizes], Iterator[Line]]] = {
+SECTIONS: dict[str, Callable[[torch.device, Sizes], Iterator[Measurement]]] = {
     "Windows beside lambda": windows,
     "Embeddings without the similarity matrix": embeddings,
     "Plain calls": calls,
@@ -191,8 +191,8 @@ def reach(
     place, begin = torch.device(device), time.monotonic()
     head = f"# rankgrad bench reach, {datetime.date.today().isoformat()}\n\n"
     head += f"`rankgrad {' '.join(sys.argv[1:])}`; {machine.in_a_line(place)}. Forward and backward. "
-    head += 'Goals are those of issue 19; "eager" is with Python\'s share.\n'
-    done: dict[str, list[Line]] = {}
+    head += 'The column "goal" has the limit that a row must meet; "eager" includes the time of Python.\n'
+    done: dict[str, list[Measurement]] = {}
     console = Console()
     for title, measure in SECTIONS.items():
         found = done[title] = []
@@ -202,7 +202,7 @@ def reach(
                 console.print(" | ".join(line.cells()), soft_wrap=True, highlight=False)
                 _write(markdown, head, done, begin)
         except Exception as error:  # what was measured stays, and what comes next may still run
-            found.append(Line(title, fault=f"failed: {type(error).__name__}: {str(error)[:300]}"))
+            found.append(Measurement(title, fault=f"failed: {type(error).__name__}: {str(error)[:300]}"))
             console.print_exception(max_frames=8)
             _write(markdown, head, done, begin)
         if place.type == "cuda":
@@ -211,7 +211,7 @@ def reach(
         raise typer.Exit(1)
 
 
-def _write(markdown: Path | None, head: str, done: dict[str, list[Line]], begin: float) -> None:
+def _write(markdown: Path | None, head: str, done: dict[str, list[Measurement]], begin: float) -> None:
     if markdown is None:
         return
     tables_of = "".join(f"\n## {title}\n\n{tables.markdown(cells_of(lines))}\n" for title, lines in done.items())

@@ -20,7 +20,7 @@ DIM, PER_CLASS = 512, 4
 
 
 @dataclass
-class Row:
+class RetrievalRow:
     """One loss at one batch size; seconds and bytes, None where it does not fit."""
 
     batch: int
@@ -74,7 +74,7 @@ def batch_of(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, DIM, device=device), labels
 
 
-def measure(name: str, step: Step, batch: int, device: torch.device, *, oracle: Step | None) -> Row:
+def measure(name: str, step: Step, batch: int, device: torch.device, *, oracle: Step | None) -> RetrievalRow:
     """One row; no time for a gradient that is not the ``oracle``'s by the reference."""
     if oracle is not None:
         for _ in range(CALLS_BEFORE + 2):  # recorded losses are replayed by then
@@ -82,16 +82,16 @@ def measure(name: str, step: Step, batch: int, device: torch.device, *, oracle: 
         with dispatch.forced(reference):
             expected = oracle()
         if not torch.equal(got, expected):
-            return Row(batch, name, None, None, None, "differs from the reference")
+            return RetrievalRow(batch, name, None, None, None, "differs from the reference")
     try:
         captured = oracle is not None and device.type == "cuda" and "graphed" not in name
         replay = timing.graph_seconds(step, device) if captured else None
-        return Row(batch, name, timing.seconds(step, device), replay, timing.peak_bytes(step, device))
+        return RetrievalRow(batch, name, timing.seconds(step, device), replay, timing.peak_bytes(step, device))
     except torch.OutOfMemoryError:
-        return Row(batch, name, None, None, None, "does not fit")
+        return RetrievalRow(batch, name, None, None, None, "does not fit")
 
 
-def rows(device: torch.device, batches: tuple[int, ...]) -> Iterator[Row]:
+def rows(device: torch.device, batches: tuple[int, ...]) -> Iterator[RetrievalRow]:
     """All rows, as they are measured."""
     for batch in batches:
         torch.manual_seed(0)

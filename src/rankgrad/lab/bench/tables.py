@@ -19,6 +19,11 @@ def in_time(seconds: float | None) -> str:
     return f"{seconds * 1e6:.0f} us"
 
 
+def in_mib(size: int | None) -> str:
+    """``1,024 MiB``, or a dash."""
+    return "-" if size is None else f"{size / 2**20:,.0f} MiB"
+
+
 def show(console: Console, title: str, cells: Cells) -> None:
     """Print a table."""
     shown = Table(*cells[0], title=title)

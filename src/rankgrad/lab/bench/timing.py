@@ -1,4 +1,4 @@
-"""Time, memory and launches of one call, on the CPU or a GPU."""
+"""Time, memory and launches of one call, on the CPU or a GPU, and how they grow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -132,3 +132,12 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.rand(1 << (27 if device.type == "cuda" else 25), device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() * 4 / seconds(lambda: target.copy_(source), device, budget=0.5)
+
+
+def growth_exponent(points: Sequence[tuple[float, float]]) -> float | None:
+    """Exponent of x in y by least squares of the logarithms."""
+    if len(points) < 2:
+        return None
+    logs = [(math.log(x), math.log(y)) for x, y in points]
+    mean_x, mean_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
+    return float(sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rankgrad import _check
 from rankgrad.lab.detection.config import View
-from rankgrad.lab.vision.images import Ragged, like_sizes, normal, sent, whole
+from rankgrad.lab.vision.images import PackedImages, like_sizes, mean_and_std, sent, whole
 from rankgrad.samplers import Batches, random_order
 
 #: The largest stride of the feature pyramid: sides of a batch are multiples of it, as in torchvision.
@@ -77,7 +77,7 @@ def target_sizes(height: Tensor, width: Tensor, view: View, factor: float = 1.0)
     return (height * scale).floor().clamp(min=1).long(), (width * scale).floor().clamp(min=1).long()
 
 
-def canvas(images: Ragged, flips: Tensor | None, view: View, factor: float = 1.0) -> Canvas:
+def canvas(images: PackedImages, flips: Tensor | None, view: View, factor: float = 1.0) -> Canvas:
     """Resize, mirror and normalise images into one batch, as torchvision's detectors do it one by one.
 
     Bilinear without antialiasing and zeros as padding after normalising, like ``GeneralizedRCNNTransform``.
@@ -109,7 +109,7 @@ def canvas(images: Ragged, flips: Tensor | None, view: View, factor: float = 1.0
         pixels = source.permute(0, 3, 1, 2).float()
         parts.append(F.grid_sample(pixels, grid.float(), padding_mode="border", align_corners=False))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)[sent(torch.cat(groups).argsort(), device)]
-    mean, std = normal(device)
+    mean, std = mean_and_std(device)
     out = (out / 255 - mean) / std
     inside = [
         sent(torch.arange(side) < limit.unsqueeze(1), device) for side, limit in ((rows, high), (columns, wide))

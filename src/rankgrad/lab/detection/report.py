@@ -296,7 +296,7 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
         if config.protocol() == "voc"
         else "COCO's numbers: AP is the mean over IoU 0.5 to 0.95, AP50 and AP75 are at IoU 0.5 and 0.75."
     )
-    note += " Scores: softmax probabilities, or the odds of a class against the background."
+    note += " Scores: softmax probabilities, or the sigmoid of the log-odds of a class against the background."
     if paper is not None:
         note += " The paper's rows: mmdetection, mean of three seeds."
     if config.target is not None:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,6 +24,7 @@ from rankgrad.lab.detection.scenes import Objects, Scenes, notes_on
 from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
+from rankgrad.lab.training.seeding import step_generator
 from rankgrad.lab.training.task import Task
 from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
@@ -162,7 +162,7 @@ def _everyone(
 
 
 class DetectionTask(Task):
-    """Train a Faster R-CNN; see :class:`rankgrad.lab.training.loop.Task`.
+    """Train a Faster R-CNN; see :class:`rankgrad.lab.training.task.Task`.
 
     Args:
         config: The settings.
@@ -241,8 +241,7 @@ class DetectionTask(Task):
         everyone = self.sampler.at(step)
         mine = distributed.share(everyone)
         images = self.source.fetch(mine, distributed.share(self.sampler.at(step + 1)))
-        seed = np.random.SeedSequence([self.config.seed, step, 1]).generate_state(1, np.uint64)[0]
-        generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
+        generator = step_generator(self.config.seed, step)
         flips = torch.rand(len(everyone), generator=generator) < (0.5 if self.config.view.flip else 0.0)
         flips = distributed.share(flips)
         smallest, largest = self.config.view.jitter

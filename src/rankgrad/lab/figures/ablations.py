@@ -9,7 +9,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from rankgrad.lab.figures import style
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 from rankgrad.lab.training.errors import UserError
 
 _DEFAULT = Path("benchmarks/results")
@@ -41,7 +41,7 @@ class Score(NamedTuple):
     deviation: float = 0.0  # of a single run
 
 
-class Line(NamedTuple):
+class Ablation(NamedTuple):
     """R@1 of one row of the table."""
 
     best: Score
@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
 
 #: Rows by name, of runs of as many epochs (0 where the table does not say).
-Rows = dict[int, dict[str, Line]]
+Rows = dict[int, dict[str, Ablation]]
 
 
 def read_table(text: str) -> Rows:
@@ -69,7 +69,7 @@ def read_table(text: str) -> Rows:
             ]
             if len(numbers) == 2 and all(len(pair) in (1, 2) for pair in numbers):
                 epochs = int(cells[columns["epochs"]]) if "epochs" in columns else 0
-                line = Line(*(Score(*map(float, pair)) for pair in numbers))
+                line = Ablation(*(Score(*map(float, pair)) for pair in numbers))
                 found.setdefault(epochs, {})[cells[columns["loss"]]] = line
     return found
 
@@ -92,9 +92,9 @@ def read_results(path: Path) -> tuple[Rows, list[str]]:
     return rows, used
 
 
-def draw(sources: Sources) -> list[Drawing]:
+def draw(inputs: FigureInputs) -> list[Drawing]:
     """One panel each; missing rows are reported."""
-    found, files = read_results(sources.results or _DEFAULT)
+    found, files = read_results(inputs.results or _DEFAULT)
     wanted = list(dict.fromkeys(row for panel in PANELS.values() for _, row in panel))
     # One thing is changed at a time: all rows of runs of the same length, the length of which most were measured.
     epochs, rows = max(found.items(), key=lambda kind: (len(kind[1].keys() & wanted), kind[0]))
@@ -102,7 +102,7 @@ def draw(sources: Sources) -> list[Drawing]:
     if len(lacking) == len(wanted):
         raise UserError(f"--results: {', '.join(files)} has none of the rows {', '.join(map(repr, wanted))}")
     if lacking:
-        sources.tell(f"not in the tables: {', '.join(lacking)}")
+        inputs.tell(f"not in the tables: {', '.join(lacking)}")
     missing = f" Not measured: {', '.join(lacking)}." if lacking else ""
     with style.applied():
         figure = style.sheet(7.4, 3.3)
@@ -118,7 +118,7 @@ def draw(sources: Sources) -> list[Drawing]:
     return [Drawing("ablations", figure, caption)]
 
 
-def _seen(rows: dict[str, Line]) -> str:
+def _seen(rows: dict[str, Ablation]) -> str:
     """How much each change of the recall loss moved the best and the last R@1."""
     changed = {row.removeprefix(f"{_BASE}, "): line for row, line in rows.items() if row.startswith(f"{_BASE}, ")}
     if _BASE not in rows or not changed:
@@ -131,7 +131,7 @@ def _seen(rows: dict[str, Line]) -> str:
     return f" What to see: {base.best.mean:.1f} ({base.last.mean:.1f} at the end) moves by {', '.join(moved)}."
 
 
-def _panel(axes: Axes, panel: list[tuple[str, str]], rows: dict[str, Line]) -> None:
+def _panel(axes: Axes, panel: list[tuple[str, str]], rows: dict[str, Ablation]) -> None:
     here = [(at, rows[row]) for at, (_, row) in enumerate(panel) if row in rows]
     for which, fill, told in (("best", style.BLUE, "best"), ("last", "white", "last")):
         scores = [(at, getattr(line, which)) for at, line in here]

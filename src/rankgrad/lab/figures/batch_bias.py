@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankgrad import metrics
 from rankgrad.lab.figures import style
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 from rankgrad.lab.training.errors import UserError
 from rankgrad.pairs import retrieval_pairs
 
@@ -24,9 +24,9 @@ items are there to stand ahead of a right one, and noisy. Memory (the last batch
 the mean nearer to the data set's: a batch with a memory of 3 has the bias of a batch four times as large."""
 
 
-def draw(sources: Sources) -> list[Drawing]:
+def draw(inputs: FigureInputs) -> list[Drawing]:
     """From ``--embeddings`` or ``--run``, or from scikit-learn's digits as they are."""
-    embeddings, labels, name = _embeddings(sources)
+    embeddings, labels, name = _embeddings(inputs)
     n = len(labels)
     sizes = [2**k for k in range(4, 20) if 2**k * 2 <= n]
     truth = whole(embeddings, labels)
@@ -95,11 +95,11 @@ def _average_precisions(embeddings: Tensor, labels: Tensor, queries: Tensor, can
     return found.where((relevance & mask).any(-1), -1.0)
 
 
-def _embeddings(sources: Sources) -> tuple[Tensor, Tensor, str]:
-    if sources.embeddings is not None:
-        return *_from_file(sources.embeddings), str(sources.embeddings.name)
-    if sources.run is not None:
-        return *_from_run(sources.run), f"the test images of the run {sources.run.name!r}"
+def _embeddings(inputs: FigureInputs) -> tuple[Tensor, Tensor, str]:
+    if inputs.embeddings is not None:
+        return *_from_file(inputs.embeddings), str(inputs.embeddings.name)
+    if inputs.run is not None:
+        return *_from_run(inputs.run), f"the test images of the run {inputs.run.name!r}"
     from sklearn.datasets import load_digits
 
     pixels, target = load_digits(return_X_y=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 
-#: Name -> a line on it. The module has the same name, and a function ``draw(sources)``.
+#: Name -> a line on it. The module has the same name, and a function ``draw(inputs)``.
 FIGURES = {
     "landscape": "a rank-based loss over a plane of scores, and what every method makes of it",
     "gradients": "what each method's gradient does to one list of scores",
@@ -19,8 +19,8 @@ FIGURES = {
 }
 
 
-def make(name: str, sources: Sources) -> list[Drawing]:
+def make(name: str, inputs: FigureInputs) -> list[Drawing]:
     """Draw one figure (some come in two versions)."""
     module = importlib.import_module(f"rankgrad.lab.figures.{name.replace('-', '_')}")
-    drawings: list[Drawing] = module.draw(sources)
+    drawings: list[Drawing] = module.draw(inputs)
     return drawings

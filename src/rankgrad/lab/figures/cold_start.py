@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankgrad.lab.detection.cold_start import cold_start
 from rankgrad.lab.figures import style
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 
 STEPS = 150
 #: Which losses are drawn, of :data:`rankgrad.lab.detection.cold_start.FORMS`.
@@ -26,9 +26,9 @@ log form and the recall loss have the same ranks and the same optimum but keep a
 AP starts too."""
 
 
-def draw(sources: Sources) -> list[Drawing]:
+def draw(inputs: FigureInputs) -> list[Drawing]:
     """Curves of mAP and of the gradient."""
-    sources.tell(f"training {len(LOOKS)} linear classifiers, some twenty seconds")
+    inputs.tell(f"training {len(LOOKS)} linear classifiers, some twenty seconds")
     curves = cold_start(tuple(LOOKS), steps=STEPS)
     with style.applied():
         figure = style.sheet(7.6, 3.5)

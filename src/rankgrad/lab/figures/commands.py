@@ -30,7 +30,7 @@ def figure(
     from rich.console import Console
 
     from rankgrad.lab.figures.catalogue import FIGURES, make
-    from rankgrad.lab.figures.drawing import Sources
+    from rankgrad.lab.figures.drawing import FigureInputs
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     if name == "ls":
@@ -38,10 +38,10 @@ def figure(
             print(f"{known:20} {told}")
         return
     chosen("NAME", name, ["all", "ls", *FIGURES])
-    sources = Sources(run, embeddings, results, tell=lambda line: console.print(line, markup=False))
+    inputs = FigureInputs(run, embeddings, results, tell=lambda line: console.print(line, markup=False))
     for wanted in FIGURES if name == "all" else [name]:
         try:
-            drawings = make(wanted, sources)
+            drawings = make(wanted, inputs)
         except UserError as error:
             if name != "all":
                 raise

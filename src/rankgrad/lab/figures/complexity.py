@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankgrad.lab.figures import style
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 from rankgrad.lab.training.errors import UserError
 
 _DEFAULT = Path("benchmarks/results")
@@ -36,9 +36,9 @@ _LOOKS = {
 }
 
 
-def draw(sources: Sources) -> list[Drawing]:
+def draw(inputs: FigureInputs) -> list[Drawing]:
     """From ``--results``: a file, or a folder with files of several devices, the latest of each."""
-    path = sources.results or _DEFAULT
+    path = inputs.results or _DEFAULT
     files = sorted(path.glob("*complexity*.json")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise UserError(f"--results: no numbers of `rankgrad bench complexity --json FILE` in {str(path)!r}")

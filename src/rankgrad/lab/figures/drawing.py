@@ -14,7 +14,7 @@ from rankgrad.lab.training.checkpoint import write_text
 
 
 @dataclass(frozen=True)
-class Sources:
+class FigureInputs:
     """What the user gave; a figure takes what it needs and has its own data where it can.
 
     Attributes:

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from rankgrad.lab.figures import sorters, style
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 from rankgrad.losses import average_precision_loss, recall_loss
 from rankgrad.surrogates import (
     chen2019_loss,
@@ -43,7 +43,7 @@ pair, however far apart. The trained sorter also pushes some irrelevant items up
 
 
 @dataclass(frozen=True)
-class Row:
+class GradientRow:
     """A method: its name and setting, what to see, its loss, and its reach at each score."""
 
     name: str
@@ -67,7 +67,7 @@ def push(loss: Callable[[Tensor, Tensor], Tensor], scores: Tensor, relevance: Te
     return -gradient / largest.where(largest > 0, 1)
 
 
-def rows(sources: Sources) -> list[Row]:
+def rows() -> list[GradientRow]:
     """From our losses to the furthest from them."""
     sorter = sorters.sorter()
 
@@ -85,60 +85,60 @@ def rows(sources: Sources) -> list[Row]:
 
     ours = f"$\\lambda$ = {LAM:g}"
     return [
-        Row(
+        GradientRow(
             "rankgrad: AP",
             ours,
             "near misses first,\nthe last item a little",
             average_precision,
             reach(lambda own, rank: own / rank**2),
         ),
-        Row(
+        GradientRow(
             "rankgrad: AP, log form",
             ours,
             "the last item reaches\nfurther",
             log_form,
             reach(lambda own, rank: 1 / rank),
         ),
-        Row(
+        GradientRow(
             "rankgrad: recall, log",
             ours,
             "further still",
             recall,
             reach(lambda own, rank: 1 / (1 + rank - own)),
         ),
-        Row(
+        GradientRow(
             "Smooth-AP",
             f"$\\tau$ = {TEMPERATURE:g}",
             "neighbours only",
             lambda s, r: smoothap_loss(s, r, temperature=TEMPERATURE),
         ),
-        Row(
+        GradientRow(
             "Smooth-AP, wide",
             f"$\\tau$ = {10 * TEMPERATURE:g}",
             "most for the item\nthat is nearly first",
             lambda s, r: smoothap_loss(s, r, temperature=10 * TEMPERATURE),
         ),
-        Row(
+        GradientRow(
             "FastAP",
             f"{BINS} bins (lines)",
             "where the edges lie\ndecides",
             lambda s, r: fastap_loss(s, r, bins=BINS),
             _edges,
         ),
-        Row(
+        GradientRow(
             "permutahedron",
             f"$\\epsilon$ = {EPSILON:g}",
             "a pool of neighbours,\nnothing outside",
             lambda s, r: permutahedron_loss(s, r, epsilon=EPSILON),
         ),
-        Row(
+        GradientRow(
             "Chen et al. 2019",
             f"$\\delta$ = {DELTA:g}",
             "every wrong pair,\nhowever far apart",
             lambda s, r: chen2019_loss(s, r, delta=DELTA),
         ),
-        Row("SVM-MAP", "Yue 2007, Mohapatra 2018", "most for the item\nat the bottom", yue2007_loss),
-        Row(
+        GradientRow("SVM-MAP", "Yue 2007, Mohapatra 2018", "most for the item\nat the bottom", yue2007_loss),
+        GradientRow(
             "SoDeep",
             "LSTM for 20 items",
             "some irrelevant items\nare pushed up",
@@ -161,10 +161,10 @@ def _edges(axes: Axes, scores: Tensor, relevance: Tensor) -> None:
         axes.axvline(2 * edge / BINS - 1, 0.1, 0.9, color=style.FAINT, lw=0.8, zorder=0)
 
 
-def draw(sources: Sources) -> list[Drawing]:
+def draw(inputs: FigureInputs) -> list[Drawing]:
     """One row a method."""
     scores, relevance = the_list()
-    table = rows(sources)
+    table = rows()
     with style.applied():
         figure = style.sheet(9.4, 0.74 * len(table) + 0.9)
         grid = figure.subplots(len(table), 1, sharex=True)
@@ -177,7 +177,7 @@ def draw(sources: Sources) -> list[Drawing]:
     return [Drawing("gradients", figure, CAPTION)]
 
 
-def _row(axes: Axes, row: Row, scores: Tensor, relevance: Tensor) -> None:
+def _row(axes: Axes, row: GradientRow, scores: Tensor, relevance: Tensor) -> None:
     axes.axhline(0, color="#BBBBBB", lw=0.7, zorder=1)
     if row.ruler is not None:
         row.ruler(axes, scores, relevance)

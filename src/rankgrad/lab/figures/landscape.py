@@ -1,7 +1,7 @@
 r"""A rank-based loss over a plane of scores, and what every method makes of it.
 
 20 scores, a loss that is a fixed linear combination of their ranks, :math:`L(y) = g \cdot \mathrm{rank}(y) / n`,
-and a fixed two-dimensional section of the space of scores. The interpolation is drawn by its closed form.
+and a fixed two-dimensional plane of the space of scores. The interpolation is drawn by its closed form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rankgrad.engine.ranker import exact_ranks
 from rankgrad.lab.figures import sorters, style
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 from rankgrad.surrogates import fastap_rank, permutahedron_rank, smoothap_rank, sodeep_rank
 
 LAMBDAS = (0.2, 0.5, 1.0, 2.0)
@@ -38,7 +38,7 @@ all panels. What to see: the steps of the loss are edges here; the interpolation
 
 
 @dataclass(frozen=True)
-class Section:
+class ScorePlane:
     """A plane of scores, ``origin + a * across + b * up``, and the weights of the ranks, each ``[n]``."""
 
     origin: Tensor
@@ -51,11 +51,11 @@ class Section:
         return self.origin + a.view(1, -1, 1) * self.across + b.view(-1, 1, 1) * self.up
 
 
-def random_section(seed: int = 5, n: int = sorters.LENGTH) -> Section:
-    """The section of the figure: scores of cosine size."""
+def random_plane(seed: int = 5, n: int = sorters.LENGTH) -> ScorePlane:
+    """The plane of the figure: scores of cosine size."""
     generator = torch.Generator().manual_seed(seed)
     origin, across, up, weights = torch.randn(4, n, generator=generator, dtype=torch.float64)
-    return Section(0.5 * origin, 0.12 * across, 0.12 * up, 0.08 * weights)
+    return ScorePlane(0.5 * origin, 0.12 * across, 0.12 * up, 0.08 * weights)
 
 
 def true_values(scores: Tensor, weights: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def interpolated_values(scores: Tensor, weights: Tensor, lam: float) -> Tensor:
     return (moved @ weights) / n - (scores * (ranks - moved)).sum(-1) / (n * lam)
 
 
-def panels(sources: Sources, section: Section, scores: Tensor) -> dict[str, Tensor]:
+def panels(plane: ScorePlane, scores: Tensor) -> dict[str, Tensor]:
     """Title -> values ``[len(b), len(a)]``, row by row of the figure."""
     n = scores.shape[-1]
     reach = float(scores.abs().max())
@@ -79,26 +79,26 @@ def panels(sources: Sources, section: Section, scores: Tensor) -> dict[str, Tens
 
     def softly(rank: Callable[..., Tensor], **arguments: object) -> Tensor:
         with torch.no_grad():
-            return (rank(scores.float(), **arguments).double() @ section.weights) / n
+            return (rank(scores.float(), **arguments).double() @ plane.weights) / n
 
     found = {
-        "true": true_values(scores, section.weights),
+        "true": true_values(scores, plane.weights),
         "SoDeep, LSTM": softly(sodeep_rank, sorter=network),
         "Smooth-AP, $\\tau$ = 0.01": softly(smoothap_rank, temperature=0.01),
         "permutahedron, $\\epsilon$ = 0.03": softly(permutahedron_rank, epsilon=0.03),
     }
     for lam in LAMBDAS:
-        found[f"rankgrad, $\\lambda$ = {lam:g}"] = interpolated_values(scores, section.weights, lam)
+        found[f"rankgrad, $\\lambda$ = {lam:g}"] = interpolated_values(scores, plane.weights, lam)
     for bins in BINS:
         found[f"FastAP, {bins} bins"] = softly(fastap_rank, bins=bins, score_range=(-reach, reach))
     return found
 
 
-def draw(sources: Sources) -> list[Drawing]:
+def draw(inputs: FigureInputs) -> list[Drawing]:
     """Surfaces, and the same values as flat maps."""
-    section = random_section()
+    plane = random_plane()
     line = torch.linspace(-1, 1, _POINTS, dtype=torch.float64)
-    values = {name: found.numpy() for name, found in panels(sources, section, section.scores(line, line)).items()}
+    values = {name: found.numpy() for name, found in panels(plane, plane.scores(line, line)).items()}
     lines = line.numpy()
     return [
         Drawing("landscape", _surfaces(values, lines), CAPTION),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankgrad import metrics
 from rankgrad.lab.figures import style
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 from rankgrad.losses import RecallLoss
 from rankgrad.pairs import retrieval_pairs
 
@@ -70,9 +70,9 @@ def _look(embeddings: Tensor, labels: Tensor) -> Moment:
     return Moment(scores[relevance & mask], scores[~relevance], exact, rounded)
 
 
-def draw(sources: Sources) -> list[Drawing]:
+def draw(inputs: FigureInputs) -> list[Drawing]:
     """Two rows of histograms."""
-    sources.tell("training two small networks on digits, some seconds")
+    inputs.tell("training two small networks on digits, some seconds")
     runs = {0.0: train(0.0), MARGIN: train(MARGIN)}
     with style.applied():
         figure = style.sheet(8.4, 3.9)

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from rankgrad.lab.figures import style
-from rankgrad.lab.figures.drawing import Drawing, Sources
+from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 from rankgrad.lab.training.errors import UserError
 
 _ROWS, _NEAREST = 4, 8
@@ -24,14 +24,14 @@ similarity. Upper rows: queries drawn at random. Lower rows: the queries with th
 show wrong labels and classes the embedding cannot separate."""
 
 
-def draw(sources: Sources) -> list[Drawing]:
+def draw(inputs: FigureInputs) -> list[Drawing]:
     """From ``--run``, or from the digits recipe, trained for it in seconds."""
-    if sources.run is not None:
-        examples, name = read(sources.run), f"the run {sources.run.name!r}"
+    if inputs.run is not None:
+        examples, name = read(inputs.run), f"the run {inputs.run.name!r}"
     else:
         from rankgrad.lab.recipes import run
 
-        sources.tell("no --run: training the recipe digits, some seconds")
+        inputs.tell("no --run: training the recipe digits, some seconds")
         with tempfile.TemporaryDirectory() as folder:
             run.run("digits", ["device=cpu"], out=str(Path(folder) / "digits"))
             examples, name = read(Path(folder) / "digits"), "the recipe digits"

@@ -56,12 +56,12 @@ def train(
         folder, results = run.run(recipe, overrides, out=out, resume=resume, previous=previous, seeds=seeds)
     except KeyboardInterrupt as error:
         status = 128 + getattr(error, "number", signal.SIGINT)
-        told = f"interrupted; {run.how_to_go_on(recipe, out, seeds)}"
+        told = f"interrupted; {run.resume_command(recipe, out, seeds)}"
         raise UserError(told, status=status) from None
     if distributed.process_index() != 0:
         return
     if seeds > 1:
-        for row in run.spread(results):
+        for row in run.seed_statistics(results):
             _OUT.print(f"{row['metric']} ({row['of']}): {row['mean']:.2f} +- {row['deviation']:.2f}")
     else:
         (result,) = results

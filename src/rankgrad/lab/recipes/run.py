@@ -21,7 +21,14 @@ from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
-from rankgrad.lab.training.run_files import DataNotes, Machine, Result, Spread, read_json, read_json_if_there
+from rankgrad.lab.training.run_files import (
+    DataNotes,
+    Machine,
+    Result,
+    SeedStatistic,
+    read_json,
+    read_json_if_there,
+)
 from rankgrad.lab.training.task import Task
 
 #: Bytes that must be free where a run is written.
@@ -35,7 +42,7 @@ def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
     if out is not None:
         folder = Path(out)
         if not resume and folder.is_dir() and any(folder.iterdir()):
-            raise UserError(f"--out: {folder} has a run already; --resume continues it")
+            raise UserError(f"--out: {folder} already has a run; --resume continues it")
         return folder
     if recipes.is_run(name):
         if not resume:
@@ -52,14 +59,14 @@ def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
 
 
 def _check_place(folder: Path) -> None:
-    """Whether a run can be written there, before data is read and a network trained."""
+    """Check that a run can be written there, before data is read and a network trained."""
     place = folder
     while not place.exists():
         place = place.parent
     if not place.is_dir():
         raise UserError(f"--out: expected a folder, {place} is a file")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise UserError(f"--out: nothing can be written in {place.resolve()}")
+        raise UserError(f"--out: cannot write to {place.resolve()}")
     free = shutil.disk_usage(place).free
     if free < ROOM:
         raise UserError(
@@ -67,16 +74,16 @@ def _check_place(folder: Path) -> None:
         )
 
 
-def how_to_go_on(name: str, out: str | None, seeds: int) -> str:
+def resume_command(name: str, out: str | None, seeds: int) -> str:
     """The command that continues an interrupted run."""
     folder = folder_for(name, out, resume=True)
     begun = sorted(path.parent for path in [*folder.glob("config.yaml"), *folder.glob("seed-*/config.yaml")])
     if not begun:
-        return "nothing had been trained yet"
+        return "nothing has been trained yet"
     if seeds == 1:
-        return f"go on with: rankgrad train {shlex.quote(str(folder))} --resume"
+        return f"resume with: rankgrad train {shlex.quote(str(folder))} --resume"
     first, where = shlex.quote(str(begun[0])), shlex.quote(str(folder))
-    return f"go on with: rankgrad train {first} --out {where} --seeds {seeds} --resume"
+    return f"resume with: rankgrad train {first} --out {where} --seeds {seeds} --resume"
 
 
 def run(
@@ -111,7 +118,7 @@ def run(
     config = task.completed(config)
     if seeds == 1:
         if resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
-            raise UserError(f"--resume: {folder} was begun with --seeds, say how many again")
+            raise UserError(f"--resume: {folder} was started with --seeds: give the same --seeds again")
         return folder, [_one(task, config, folder, device, resume=resume, previous=previous)]
     results = []
     with reuse.shared():
@@ -119,7 +126,7 @@ def run(
             seeded = config.model_copy(update={"seed": seed})
             results.append(_one(task, seeded, folder / f"seed-{seed}", device, resume=resume))
     if distributed.process_index() == 0:
-        checkpoint.write_text(folder / "seeds.json", json.dumps(spread(results), indent=1))
+        checkpoint.write_text(folder / "seeds.json", json.dumps(seed_statistics(results), indent=1))
         write_report(folder)
     return folder, results
 
@@ -159,26 +166,26 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _same_version(folder: Path, kind: type[Task]) -> None:
-    """A run that another version began has other columns and parameters: its weights load, its state does not."""
+    """Refuse to resume a run of an older version, whose columns and parameters differ; its weights still load."""
     settings = recipes.parse(f"--resume: {folder}/config.yaml", recipes.recipe_text(str(folder)))
     if kind.config_class.upgraded(settings) != settings:
         raise UserError(
-            f"--resume: {folder} was begun by an older version of rankgrad, which cannot be continued; its "
+            f"--resume: {folder} was started by an older version of rankgrad and cannot be continued; its "
             "checkpoints still load (rankgrad eval, embed)"
         )
 
 
 def same_settings(folder: Path, config: Any, option: str) -> None:
-    """A run goes on with the settings it began with; else an error that names the option and what differs."""
+    """Refuse to resume with other settings than the run began with; the error names what differs."""
     before = flat(recipes.load(str(folder))[1].model_dump(mode="json"))
     now = flat(config.model_dump(mode="json"))
     changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
     if changed:
         told = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
-        raise UserError(f"{option}: {folder} was begun with other settings: {told}")
+        raise UserError(f"{option}: {folder} was started with other settings: {told}")
 
 
-def spread(results: Sequence[Result]) -> list[dict[str, Any]]:
+def seed_statistics(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Mean and standard deviation over seeds, of the best evaluations and of the last ones."""
     rows = []
     for which in ("best", "last"):
@@ -236,7 +243,7 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
             raise UserError(f"--beside: expected a single run as RUN, received several; one is {runs[0]}")
         for one in runs:
             write_report(one)
-        return page.write_overview(folder, folder.name, read_json(folder / "seeds.json", list[Spread]))
+        return page.write_overview(folder, folder.name, read_json(folder / "seeds.json", list[SeedStatistic]))
     if not (folder / "config.yaml").is_file():
         raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml)")
     task, config = recipes.load(str(folder))

@@ -10,7 +10,7 @@ from typing import Any
 from rankgrad.lab.report.curves import chart
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.errors import printable
-from rankgrad.lab.training.run_files import Spread
+from rankgrad.lab.training.run_files import SeedStatistic
 
 _STYLE = """
 :root { --ink: #1d2330; --soft: #667085; --line: #e3e6ec; --paper: #fff; --right: #1a9850; --wrong: #d73027; }
@@ -94,7 +94,7 @@ def write_report(
     return path
 
 
-def write_overview(folder: Path, title: str, rows: Sequence[Spread]) -> Path:
+def write_overview(folder: Path, title: str, rows: Sequence[SeedStatistic]) -> Path:
     """The page of several seeds: mean, deviation, and a link to the report of each."""
     path = folder / "report.html"
     cells = [[r.metric, r.of, r.mean, r.deviation, *r.values] for r in rows]

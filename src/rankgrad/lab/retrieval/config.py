@@ -36,13 +36,13 @@ class Named(Section):
 class RetrievalConfig(RunConfig):
     """What every retrieval run has. A kind of input adds its data, its network and how it is shown to it."""
 
-    evaluate_first: bool = True  # whether to evaluate before training: a run that lowers R@1 says so
+    evaluate_first: bool = True  # whether to evaluate before training as well, to warn if R@1 falls
     batch: Batch = Batch()
     loss: Named  # what is minimised
     miner: Named | None = None  # a miner of pytorch-metric-learning, for its losses
     embedding_lr: Positive = 1.0  # learning rate of the layers behind the backbone, times optim.lr
     proxy_lr: Rate = PROXY_LR  # learning rate of the loss's own parameters (proxies), scheduled alike
-    head_epochs: NonNegative = 1.0  # first epochs with a fixed backbone; half of `epochs` at most
+    head_epochs: NonNegative = 1.0  # epochs at the start that train the head alone, at most half of `epochs`
     recall_at: tuple[Count, ...] = (1, 2, 4, 8)  # the K of R@K
     target: NonNegative | None = None  # R@1 to expect, for the report
 

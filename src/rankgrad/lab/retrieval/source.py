@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rankgrad import distributed
 from rankgrad.lab.retrieval.splits import Items
+from rankgrad.lab.training.seeding import step_generator
 
 
 class Batch(NamedTuple):
@@ -43,9 +43,9 @@ class Draw:
     @staticmethod
     def of(seed: int, step: int, total: int) -> Draw:
         """The draw of a step."""
-        mixed = np.random.SeedSequence([seed, step, 1]).generate_state(1, np.uint64)[0]
-        generator = torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
-        return Draw(generator, total, distributed.process_index() * (total // distributed.count()))
+        return Draw(
+            step_generator(seed, step), total, distributed.process_index() * (total // distributed.count())
+        )
 
 
 class Source(ABC):

@@ -175,7 +175,7 @@ class RetrievalTask(Task):
                 names = source.items.class_names
                 shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
                 more = ", ..." if len(alone) > 5 else ""
-                why = "it serves as an irrelevant one" if source is self.source else "it is no query"
+                why = "used as an irrelevant item only" if source is self.source else "not used as a query"
                 said = f"{len(alone)} {use} classes with a single item ({why}): {shown}{more}"
                 told.append(f"{said}{self._other_split()}")
         return told
@@ -185,16 +185,16 @@ class RetrievalTask(Task):
         return ""
 
     def _doubts(self) -> list[str]:
-        """What a new user stumbles on: too few steps to learn anything, a rate that is none for this network."""
+        """Warnings about settings: too few steps, or a network from scratch with the rate of a pretrained one."""
         steps, rate = self.config.epochs * self.steps_per_epoch, self.config.optim.lr
         told = []
         if steps < FEW_STEPS and self.config.epochs > 1:  # one epoch is a trial
             enough = -(-2 * FEW_STEPS // self.steps_per_epoch)
-            begin = f"epochs={self.config.epochs} are {steps} steps in all"
-            told.append(f"{begin}: so few may not be enough, try epochs={enough}")
+            begin = f"epochs={self.config.epochs} is {steps} steps in all"
+            told.append(f"{begin}, which may be too few: try epochs={enough}")
         if rate < SCRATCH_LR / 10 and not self.pretrained(self.config):
-            begin = f"lr={rate:g} is a rate for pretrained networks"
-            told.append(f"{begin}, this one is not (weights=none): try lr={SCRATCH_LR:g}")
+            begin = f"lr={rate:g} is a learning rate for pretrained networks"
+            told.append(f"{begin}, and this one starts from scratch (weights=none): try lr={SCRATCH_LR:g}")
         return told
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ class RunConfig(Section):
 
     @classmethod
     def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings that an older version saved, with what it did where later versions can do otherwise."""
+        """Settings saved by an older version, in the format of this one and with the same behaviour."""
         return settings
 
 

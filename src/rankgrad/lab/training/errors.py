@@ -49,8 +49,8 @@ def printable(text: str) -> str:
 #: Words of torch's errors -> what they mean for a user.
 _MEANINGS = {
     r"allocate memory|not enough memory|out of memory|bad_alloc|[Ss]torage size calc|multiplication overflow": (
-        "out of memory; smaller sizes need less: of batches (batch.size), images (view.*), the network (model.*) "
-        "and the loss's memory; data.cache=none keeps no images"
+        "out of memory; lower the batch size (batch.size), the image size (view.*), the size of the network "
+        "(model.*) or the loss's memory; data.cache=none keeps no images in memory"
     ),
     r"Connection (closed|reset) by peer|ncclRemoteError": (
         "another process of this run has ended, so this one ends too; the other's message says why, and --resume "
@@ -58,8 +58,8 @@ _MEANINGS = {
     ),
     r"without overflow": "a number in the settings is too large for the network's precision",
     r"^(lam|window|margin|weight|memory|threshold|pairs): expected": "a setting of the loss",
-    r"determine home directory": "a path begins with ~ and the name of a user who is not known here",
-    r"can't start new thread": "the system starts no more threads; data.workers says how many decode images",
+    r"determine home directory": "a path begins with ~ and the name of an unknown user",
+    r"can't start new thread": "the system cannot start more threads; lower data.workers",
 }
 
 

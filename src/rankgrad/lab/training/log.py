@@ -43,7 +43,7 @@ def read_table(path: Path, columns: Sequence[str] = ("step",)) -> list[dict[str,
     return rows
 
 
-class Table:
+class CsvLog:
     """A CSV file of numbers that grows by rows, starting with those of the steps up to ``step``."""
 
     def __init__(self, path: Path, step: int) -> None:
@@ -86,8 +86,8 @@ class Log:
     """
 
     def __init__(self, folder: Path, step: int, evaluated: int, callbacks: Sequence[Callback] = ()) -> None:
-        self.steps = Table(folder / "steps.csv", step or -1)
-        self.evaluations = Table(folder / "evaluations.csv", evaluated)
+        self.steps = CsvLog(folder / "steps.csv", step or -1)
+        self.evaluations = CsvLog(folder / "evaluations.csv", evaluated)
         self.callbacks = callbacks
 
     def add_steps(self, rows: list[dict[str, float]]) -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import time
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,18 +23,11 @@ from rankgrad.lab.training import checkpoint, log, optim, signals
 from rankgrad.lab.training.config import RunConfig
 from rankgrad.lab.training.errors import Interrupted, TrainingError, UserError
 from rankgrad.lab.training.run_files import Result, State, checked
+from rankgrad.lab.training.seeding import seed_step
 from rankgrad.lab.training.task import Task
 
 #: Losses are read from a GPU once in so many steps: reading waits for it.
 READ_EVERY = 20
-
-
-def seed_step(seed: int, step: int) -> None:
-    """Seed every generator for one step of this process."""
-    mixed = np.random.SeedSequence([seed, step, distributed.process_index()]).generate_state(1, np.uint64)[0]
-    torch.manual_seed(int(mixed))
-    np.random.seed(int(mixed % 2**32))
-    random.seed(int(mixed))
 
 
 class Trainer:
@@ -277,8 +268,8 @@ class Trainer:
         if before.is_file():
             with suppress(UserError):
                 step = self._state(before)["step"]
-                return f"the one before it, of step {step:,}, is whole: --resume --previous continues from it"
-        return "there is no whole one before it"
+                return f"--resume --previous continues from the checkpoint before it, of step {step:,}"
+        return "the previous checkpoint is missing or damaged"
 
     def _restore(self, state: State) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Files of the user's, read within bounds: only regular ones, up to a size, in memory that is bounded."""
+"""Read the user's files safely: only regular files, up to a maximum size and a maximum of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that several runs of one command share: read once, for as long as the command says so and no longer."""
+"""Read data once for several runs of one command: a cache that lives as long as ``with shared():``."""
 
 from __future__ import annotations
 

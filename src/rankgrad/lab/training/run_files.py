@@ -24,16 +24,16 @@ def _placed(row: dict[str, float]) -> dict[str, float]:
 
 
 #: The metrics of an evaluation with its step and epoch; nothing before the first one.
-Row = Annotated[dict[str, float], AfterValidator(_placed)]
+EvaluationRow = Annotated[dict[str, float], AfterValidator(_placed)]
 
 
 @dataclass
 class Result:
     """``result.json``: metrics before training, of the best evaluation and of the last one, and time."""
 
-    first: Row = field(default_factory=dict)  #: before training, where it was evaluated
-    best: Row = field(default_factory=dict)
-    last: Row = field(default_factory=dict)
+    first: EvaluationRow = field(default_factory=dict)  #: before training, where it was evaluated
+    best: EvaluationRow = field(default_factory=dict)
+    last: EvaluationRow = field(default_factory=dict)
     seconds: Seconds = 0.0
     speed: Seconds = 0.0  #: items per second in training, evaluations and checkpoints apart, at the end
 
@@ -58,7 +58,7 @@ class CheckpointNotes(TypedDict):
     metrics: dict[str, float]
 
 
-class Spread(BaseModel):
+class SeedStatistic(BaseModel):
     """An entry of ``seeds.json``: a metric's mean and deviation over seeds."""
 
     metric: str

@@ -106,7 +106,7 @@ class Task(ABC):
     def trained(
         cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
     ) -> Trained:
-        """The network of a checkpoint, ready to be used; see :func:`rankgrad.lab.load`."""
+        """The network of a checkpoint, ready to be used; see :func:`rankgrad.lab.use.load`."""
         raise UserError(f"RUN: a network of the task {config.task!r} cannot be used from its run")
 
     @classmethod

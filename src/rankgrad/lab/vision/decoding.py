@@ -34,10 +34,10 @@ _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
 
 class Budget:
-    """Bytes that all threads together may hold; a thread that needs more than is left waits, or runs alone.
+    """A limit on the memory of all decoding threads: a thread waits until its share is free, or runs alone.
 
     Args:
-        total: How many.
+        total: The limit in bytes.
     """
 
     def __init__(self, total: int) -> None:

@@ -1,10 +1,10 @@
-"""Frozen batch norms carried by the convolutions before them: the same function with less memory traffic.
+"""Frozen batch norms folded into the convolutions before them: the same function with less memory traffic.
 
 A frozen norm multiplies each channel by a number and adds another. Multiplied into the convolution's weights,
 which are small, it needs no pass over the activations, neither forward nor backward (a fifth more images a
-second in a compiled ResNet-50 on an H200). Its own scale and shift go on learning: the product is made anew in
-every step. Of a norm that has nothing to learn (torchvision's ``FrozenBatchNorm2d``) they are made when weights
-are loaded, which spares a detector 6 operations a norm in every step. Parameters and buffers keep their names.
+second in a compiled ResNet-50 on an H200). Its scale and shift are still trained: the product is computed
+anew in every step. For a norm without parameters (torchvision's ``FrozenBatchNorm2d``) it is computed when weights
+are loaded, which saves a detector 6 operations a norm in every step. Parameters and buffers keep their names.
 """
 
 from __future__ import annotations

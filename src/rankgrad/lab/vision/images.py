@@ -44,7 +44,7 @@ MOST_WORKERS = 64
 
 
 @dataclass(frozen=True)
-class Ragged:
+class PackedImages:
     """Images of any size: ``pixels [P, 3]`` uint8, and ``begin``, ``height``, ``width`` of each (``[N]``).
 
     The pixels may be on any device; the rest stays on the CPU, so that reading a size never waits for a GPU.
@@ -56,7 +56,7 @@ class Ragged:
     width: Tensor
 
     @staticmethod
-    def of(images: Sequence[Tensor], *, pinned: bool = False) -> Ragged:
+    def of(images: Sequence[Tensor], *, pinned: bool = False) -> PackedImages:
         """From ``[H, W, 3]`` uint8 tensors; ``pinned`` memory travels to a GPU while the CPU goes on."""
         height = torch.tensor([p.shape[0] for p in images], dtype=torch.int64)
         width = torch.tensor([p.shape[1] for p in images], dtype=torch.int64)
@@ -65,10 +65,10 @@ class Ragged:
         for image, end in zip(images, ends.tolist(), strict=True):
             rows = image.reshape(-1, 3)
             pixels[end - len(rows) : end] = rows
-        return Ragged(pixels, ends - height * width, height, width)
+        return PackedImages(pixels, ends - height * width, height, width)
 
     @staticmethod
-    def joined(parts: list[Ragged]) -> Ragged:
+    def joined(parts: list[PackedImages]) -> PackedImages:
         """One set of several, which are taken out of the list: never all of them in memory twice."""
         begin, height, width = (
             torch.cat([torch.empty(0, dtype=torch.int64), *(getattr(part, name) for part in parts)])
@@ -81,27 +81,27 @@ class Ragged:
             pixels[first : first + len(part.pixels)] = part.pixels
             begin[row : row + len(part)] += first
             first, row = first + len(part.pixels), row + len(part)
-        return Ragged(pixels, begin, height, width)
+        return PackedImages(pixels, begin, height, width)
 
     def __len__(self) -> int:
         return len(self.begin)
 
-    def to(self, device: torch.device) -> Ragged:
+    def to(self, device: torch.device) -> PackedImages:
         """The pixels on a device."""
-        return Ragged(self.pixels.to(device, non_blocking=True), self.begin, self.height, self.width)
+        return PackedImages(self.pixels.to(device, non_blocking=True), self.begin, self.height, self.width)
 
-    def rows(self, index: Tensor) -> Ragged:
+    def rows(self, index: Tensor) -> PackedImages:
         """Some of the images, sharing the pixels."""
-        return Ragged(self.pixels, self.begin[index], self.height[index], self.width[index])
+        return PackedImages(self.pixels, self.begin[index], self.height[index], self.width[index])
 
     def image(self, row: int) -> Tensor:
         """One image, ``[H, W, 3]``."""
         begin, height, width = (int(t[row]) for t in (self.begin, self.height, self.width))
         return self.pixels[begin : begin + height * width].reshape(height, width, 3)
 
-    def packed(self, index: Tensor, *, pinned: bool = False) -> Ragged:
+    def packed(self, index: Tensor, *, pinned: bool = False) -> PackedImages:
         """Some of the images with only their pixels, ready to travel."""
-        return Ragged.of([self.image(row) for row in index.tolist()], pinned=pinned)
+        return PackedImages.of([self.image(row) for row in index.tolist()], pinned=pinned)
 
 
 def decode(source: Path, longest: int) -> Tensor:
@@ -127,13 +127,15 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @lru_cache
-def normal(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and deviation as ``[3, 1, 1]`` on a device."""
-    mean, std = (torch.tensor(t, device=device)[:, None, None] for t in (MEAN, STD))
-    return mean, std
+def mean_and_std(
+    device: torch.device, mean: tuple[float, float, float] = MEAN, std: tuple[float, float, float] = STD
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation as ``[3, 1, 1]`` on a device; kept, for sending them would wait for it."""
+    on_device = [torch.tensor(part, device=device)[:, None, None] for part in (mean, std)]
+    return on_device[0], on_device[1]
 
 
-def like_sizes(images: Ragged) -> list[Tensor]:
+def like_sizes(images: PackedImages) -> list[Tensor]:
     """Rows of images to lay side by side: groups of less than four times their own pixels, and not too large.
 
     A batch of photographs is one group; a wide image and a high one are two, neither padded to the other's side.
@@ -155,7 +157,7 @@ def like_sizes(images: Ragged) -> list[Tensor]:
     return split(torch.arange(len(images)))
 
 
-def whole(images: Ragged) -> Tensor:
+def whole(images: PackedImages) -> Tensor:
     """Images side by side, ``[N, H, W, 3]`` bytes; beyond its edge an image repeats it."""
     device = images.pixels.device
     begin, height, width = (sent(t, device).unsqueeze(1) for t in (images.begin, images.height, images.width))
@@ -210,10 +212,10 @@ class Store:
     ) -> None:
         self.device, self._decode = device, decode
         self._pool = ThreadPoolExecutor(min(workers, MOST_WORKERS))
-        self._ahead: dict[tuple[int, ...], Callable[[], Ragged]] = {}
+        self._ahead: dict[tuple[int, ...], Callable[[], PackedImages]] = {}
         kept, shapes = [], []
         decoded: list[Tensor] = []
-        parts: list[Ragged] = []
+        parts: list[PackedImages] = []
         self.faults: list[str] = []
         room = _Room(9 * machine.available_bytes(torch.device("cpu")) // 10)
         for row, outcome in enumerate(self._decode_all(sources, room)):
@@ -227,15 +229,15 @@ class Store:
                 else:
                     room.take(-outcome.numel())
             if len(decoded) == _AT_A_TIME:
-                parts.append(Ragged.of(decoded))
+                parts.append(PackedImages.of(decoded))
                 decoded.clear()
             progress(row + 1)
         self.kept = torch.tensor(kept, dtype=torch.int64)  # rows of `sources` that can be read
         self.shapes = torch.tensor(shapes, dtype=torch.int64).reshape(-1, 2)  # height and width of each
         self._sources, self._names = [sources[row] for row in kept], [names[row] for row in kept]
-        parts.append(Ragged.of(decoded))
+        parts.append(PackedImages.of(decoded))
         decoded.clear()
-        self.cache = Ragged.joined(parts) if cache != "none" else None
+        self.cache = PackedImages.joined(parts) if cache != "none" else None
         if self.cache is not None and cache == "device":
             self.cache = self.cache.to(device)
         self._on_device = cache == "device"
@@ -269,7 +271,7 @@ class Store:
             return self.cache.image(row)
         return self._sound(row, self._try_decode(self._sources[row]))
 
-    def fetch(self, rows: Tensor, following: Tensor | None = None) -> Ragged:
+    def fetch(self, rows: Tensor, following: Tensor | None = None) -> PackedImages:
         """Images on the device; those of the ``following`` batch begin to be read meanwhile."""
         if self.cache is not None and self._on_device:
             return self.cache.rows(rows)
@@ -278,14 +280,16 @@ class Store:
             self._ahead[tuple(following.tolist())] = self._begin(following)
         return ready().to(self.device)
 
-    def _begin(self, rows: Tensor) -> Callable[[], Ragged]:
+    def _begin(self, rows: Tensor) -> Callable[[], PackedImages]:
         """Start to read images in the background; the call that waits for them is returned."""
         pinned = self.device.type == "cuda"
         if self.cache is not None:
             return self._pool.submit(self.cache.packed, rows, pinned=pinned).result
         reading = [self._pool.submit(self._try_decode, self._sources[row]) for row in rows.tolist()]
         waiting = list(zip(rows.tolist(), reading, strict=True))
-        return lambda: Ragged.of([self._sound(row, future.result()) for row, future in waiting], pinned=pinned)
+        return lambda: PackedImages.of(
+            [self._sound(row, future.result()) for row, future in waiting], pinned=pinned
+        )
 
     def _sound(self, row: int, outcome: Tensor | str) -> Tensor:
         if isinstance(outcome, str):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankgrad.surrogates._lists import Lists, read_lists, read_scores
+from rankgrad.surrogates._lists import SurrogateLists, read_lists, read_scores
 from rankgrad.surrogates._soft_ranks import average_precision_losses
 from rankgrad.surrogates.sodeep.networks import CNNSorter, LSTMSorter, Sorter, filled
 
@@ -74,7 +74,7 @@ def sodeep_loss(
     return lists.reduce(average_precision_losses(lists, _sorted(lists, sorter)), reduction)
 
 
-def _sorted(lists: Lists, sorter: Sorter) -> Tensor:
+def _sorted(lists: SurrogateLists, sorter: Sorter) -> Tensor:
     if not isinstance(sorter, LSTMSorter | CNNSorter):
         raise TypeError(f"sorter: expected an LSTMSorter or a CNNSorter, received {type(sorter).__name__}")
     n = lists.scores.shape[-1]

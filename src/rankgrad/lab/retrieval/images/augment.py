@@ -6,13 +6,11 @@ device nor on the number of processes; the pixels never leave the device.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
-from rankgrad.lab.retrieval.images.config import Channels, View
-from rankgrad.lab.vision.images import Ragged, like_sizes, sent, whole
+from rankgrad.lab.retrieval.images.config import View
+from rankgrad.lab.vision.images import PackedImages, like_sizes, mean_and_std, sent, whole
 
 _TRIES = 10
 
@@ -68,7 +66,7 @@ def training_boxes(height: Tensor, width: Tensor, view: View, generator: torch.G
     return boxes, flips
 
 
-def crops(images: Ragged, boxes: Tensor, flips: Tensor | None, view: View) -> Tensor:
+def crops(images: PackedImages, boxes: Tensor, flips: Tensor | None, view: View) -> Tensor:
     """Cut boxes out of images and bring them to ``crop x crop``, normalised by mean and standard deviation.
 
     Args:
@@ -93,13 +91,6 @@ def crops(images: Ragged, boxes: Tensor, flips: Tensor | None, view: View) -> Te
     if flips is not None:
         out = torch.where(sent(flips, device)[:, None, None, None], out.flip(3), out)
     assert view.mean is not None and view.std is not None
-    mean, std = _normal(view.mean, view.std, device)
+    mean, std = mean_and_std(device, view.mean, view.std)
     out = (out / 255 - mean) / std
     return out.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else out
-
-
-@lru_cache
-def _normal(mean: Channels, std: Channels, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation as ``[3, 1, 1]`` on a device; kept, for sending them would wait for it."""
-    on_device = [torch.tensor(part, device=device)[:, None, None] for part in (mean, std)]
-    return on_device[0], on_device[1]
