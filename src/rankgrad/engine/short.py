@@ -35,12 +35,12 @@ class _Plan(Plan):
         wider = _WIDER if rows < 4 * processors and n >= 4 * _WIDER * _BLOCK else 1
         self.warps = 4 * wider
         self.block, self.narrow = min(width, wider * _BLOCK), min(width, wider * _NARROW)
-        self.flags = min(width, _FLAGS_BLOCK)
+        self.flags = min(width, wider * _FLAGS_BLOCK)
         self.counts = self.part(torch.int32, rows)
         self.items = self.part(torch.int64, rows)
         self.first_group = self.part(torch.int32, rows * self.group)
         self.programs = min(rows, _PROGRAMS * processors)
-        self.pushes = self.part(torch.int32, self.programs * 4 * self.group**2 if by_window else 0)
+        self.sums = self.part(torch.int32, self.programs * (4 * self.group**2 + 2 * self.group))
 
         self.others = slots > self.group  # whether a list may have more relevant items than a group
         self.room = (2 * slots if by_window else n) if self.others and with_gradient else 0
@@ -73,12 +73,12 @@ def evaluate(request: Request) -> Answer:
     launch(
         _kernels().count_items, (given.rows, 1), given.relevance, given.mask, plan.counts, plan.items,
         plan.first_group,
-        given.n, MASKED=given.masked, ROWS=plan.group, BLOCK=plan.flags,
+        given.n, MASKED=given.masked, ROWS=plan.group, BLOCK=plan.flags, warps=plan.warps,
     )  # fmt: skip
     launch(
         _kernels().rank_sparse_lists, (plan.programs, 1), given.scores, given.relevance, given.mask, plan.counts,
         plan.items, plan.first_group, given.lists, given.divisor, given.spread, given.tables, given.losses,
-        given.changes, plan.pushes, given.rows, given.n, given.slots, given.per_call, given.n_tables,
+        given.changes, plan.sums, given.rows, given.n, given.slots, given.per_call, given.n_tables,
         given.half_bits, given.reach_bits,
         FORM=given.form, REACH=given.reach, MARGIN_SHARE=given.margin_share, WRITE=given.with_gradient,
         MASKED=given.masked, FEW=_FEW, ROWS=plan.group, GIVEN=given.given, BLOCK=plan.block, NARROW=plan.narrow,

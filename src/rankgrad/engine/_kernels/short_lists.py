@@ -5,7 +5,8 @@ items with all of the group. Few relevant items, as in retrieval, are one group 
 stays in the cache. More of them are several groups (``short_groups``).
 
 A sweep counts in every lane by itself, ``[ROWS, BLOCK]``, and adds the lanes up when it is over: a sum over the
-block in every step would make all warps wait for each other.
+block in every step would make all warps wait for each other. Items are read as ``[1, BLOCK]``, so that they stay in
+the lane that has read them: expanding ``[BLOCK]`` sends them through shared memory.
 """
 
 # mypy: ignore-errors
@@ -62,27 +63,37 @@ def _own_ranks(score, index, in_use, ROWS: tl.constexpr):
 
 
 @triton.jit
+def _added_up(counts, room, ROWS: tl.constexpr):
+    """The lanes' counts, ``[ROWS, BLOCK]``, as ``[ROWS]``, by way of memory: without it every lane would keep all ROWS
+    of what is computed of them in float64, and few programs would have registers enough."""
+    tl.store(room + tl.arange(0, ROWS), tl.sum(counts, 1))
+    tl.debug_barrier()
+    return tl.load(room + tl.arange(0, ROWS))
+
+
+@triton.jit
 def _one_group(
-    scores, relevance, mask, group, pushes, tables, losses, changes, row, n, half, strength, n_tables, p,
+    scores, relevance, mask, group, room, tables, losses, changes, row, n, half, strength, n_tables, p,
     FORM: tl.constexpr, REACH: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A list whose relevant items are all in one group: two sweeps over the row.
 
-    By lambda ``strength`` is the step of a slope of 1, by window the window. ``pushes`` has room for what an irrelevant
-    item gets between any two places among the group.
+    By lambda ``strength`` is the step of a slope of 1, by window the window. ``room`` is for two sums over the lanes,
+    and for what an irrelevant item gets between any two places among the group.
     """
     in_use = tl.arange(0, ROWS) < p
     index = tl.load(group + tl.arange(0, ROWS), mask=in_use, other=0)
     score = tl.load(scores + index, mask=in_use, other=0.0).to(tl.float32) - half
     counts = tl.zeros([ROWS, BLOCK], tl.int32)
-    nan = tl.zeros([BLOCK], tl.int32)
+    nan = tl.zeros([1, BLOCK], tl.int32)
     for block in range(0, tl.cdiv(n, BLOCK)):
-        at = block * BLOCK + tl.arange(0, BLOCK)
+        at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
         value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
         nan = nan | ((value != value) & (relevant | irrelevant)).to(tl.int32)
-        counts += (irrelevant[None, :] & (value[None, :] >= score[:, None])).to(tl.int32)
-    above = tl.sum(counts, 1)
+        counts += (irrelevant & (value >= score[:, None])).to(tl.int32)
+    above = _added_up(counts, room, ROWS)
+    pushes = room + 2 * ROWS
     counts = tl.zeros([ROWS, BLOCK], tl.int32)
     own = _own_ranks(score, index, in_use, ROWS)
     term, slope = item_terms(FORM, tables, n_tables, above, own)
@@ -95,13 +106,13 @@ def _one_group(
             score = tl.where(in_use, score, float("inf"))  # items that are not there pass no other
             moved = tl.where(in_use, moved, float("inf"))
             for block in range(0, tl.cdiv(n, BLOCK)):
-                at = block * BLOCK + tl.arange(0, BLOCK)
+                at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
                 value, _, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
-                lower = value[None, :] >= moved[:, None]
-                counts += (irrelevant[None, :] & lower).to(tl.int32)
-                passed = tl.sum((value[None, :] >= score[:, None]).to(tl.int32) - lower.to(tl.int32), 0)
+                lower = value >= moved[:, None]
+                counts += (irrelevant & lower).to(tl.int32)
+                passed = tl.sum((value >= score[:, None]).to(tl.int32) - lower.to(tl.int32), 0, keep_dims=True)
                 tl.store(changes + at, tl.where(irrelevant, passed, 0), mask=at < n)
-            result = new + tl.sum(counts, 1) - above - own
+            result = new + _added_up(counts, room + ROWS, ROWS) - above - own
         else:
             slope = tl.where(in_use & (above > 0), slope, 0.0)
             count = tl.maximum(p, 1).to(tl.float64)
@@ -115,18 +126,18 @@ def _one_group(
             risen = tl.where(in_use, score + strength.to(tl.float32), float("-inf"))
             score = tl.where(in_use, score, float("-inf"))  # items that are not there stand above no other
             for block in range(0, tl.cdiv(n, BLOCK)):
-                at = block * BLOCK + tl.arange(0, BLOCK)
+                at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
                 value, _, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
-                higher = value[None, :] < risen[:, None]
-                counts += (irrelevant[None, :] & ~higher).to(tl.int32)
+                higher = value < risen[:, None]
+                counts += (irrelevant & ~higher).to(tl.int32)
                 # both places of an item in one number: they are 16 at most
-                both = (value[None, :] < score[:, None]).to(tl.int32) + (higher.to(tl.int32) << 16)
-                both = tl.sum(both, 0)
+                both = (value < score[:, None]).to(tl.int32) + (higher.to(tl.int32) << 16)
+                both = tl.sum(both, 0, keep_dims=True)
                 low, high = both & 0xFFFF, both >> 16
                 moved = irrelevant & (low != high)
                 push = tl.load(pushes + high * (2 * ROWS) + low, mask=moved, other=0)
                 tl.store(changes + at, push, mask=at < n)
-            result = pulled(slope, above - tl.sum(counts, 1), count)
+            result = pulled(slope, above - _added_up(counts, room + ROWS, ROWS), count)
         tl.debug_barrier()
         tl.store(changes + index, result, mask=in_use)
 
@@ -143,7 +154,7 @@ def _strength_of_list(reach, existing, counting, p, REACH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["half_bits", "reach_bits", "n_tables"])
 def rank_sparse_lists(
-    scores, relevance, mask, counts, items, first_group, lists, divisor, spread, tables, losses, changes, pushes,
+    scores, relevance, mask, counts, items, first_group, lists, divisor, spread, tables, losses, changes, room,
     rows, n, slots, per_call, n_tables, half_bits, reach_bits,
     FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr,
     FEW: tl.constexpr, ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
@@ -152,7 +163,7 @@ def rank_sparse_lists(
 
     A program takes every so many-th list. Blocks are of BLOCK items against FEW relevant ones, of NARROW against more.
     """
-    pushes += tl.program_id(0).to(tl.int64) * (4 * ROWS * ROWS)
+    room += tl.program_id(0).to(tl.int64) * (4 * ROWS * ROWS + 2 * ROWS)
     call = tl.full([], -1, tl.int64)
     counting = tl.full([], 1, tl.int64)  # lists of the call that count
     half = tl.full([], 0.0, tl.float32)
@@ -177,12 +188,12 @@ def rank_sparse_lists(
             tl.store(losses + row, float("nan"))
         elif p <= FEW:
             _one_group(
-                scores + at, relevance + at, mask + at, first_group + row * ROWS, pushes, tables, losses, changes + at,
+                scores + at, relevance + at, mask + at, first_group + row * ROWS, room, tables, losses, changes + at,
                 row, n, half, strength, n_tables, p, FORM, REACH, WRITE, MASKED, FEW, BLOCK,
             )  # fmt: skip
         elif p <= ROWS:
             _one_group(
-                scores + at, relevance + at, mask + at, first_group + row * ROWS, pushes, tables, losses, changes + at,
+                scores + at, relevance + at, mask + at, first_group + row * ROWS, room, tables, losses, changes + at,
                 row, n, half, strength, n_tables, p, FORM, REACH, WRITE, MASKED, ROWS, NARROW,
             )  # fmt: skip
 
