@@ -57,3 +57,16 @@ def test_a_zero_embedding_in_a_loss():
         x = embeddings.to(dtype).requires_grad_()
         rankgrad.AveragePrecisionLoss(window=0.1)(x, labels).backward()
         assert (x.grad[3] == 0).all() and x.grad.isfinite().all() and (x.grad != 0).any()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_of_any_size_have_unit_length(compiled):
+    """Squares of numbers beyond 1e19 are infinite in float32: such rows were taken for zeros."""
+    rows = torch.randn(6, 16)
+    called = torch.compile(unit_length, backend="eager", fullgraph=True) if compiled else unit_length
+    expected = torch.nn.functional.normalize(rows)
+    for size in (1e-8, 1e19, 1e25, 1e37):
+        given = (rows * size).requires_grad_()
+        torch.testing.assert_close(called(given), expected)
+        called(given)[:, 0].sum().backward()
+        assert given.grad.isfinite().all()

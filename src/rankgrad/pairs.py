@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rankgrad import _check
@@ -70,7 +69,7 @@ class _UnitLength(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         rows, unit, length = ctx.saved_tensors
         if torch.is_grad_enabled():  # for double backward
-            length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+            length = engine.lengths_of(rows)
             unit = rows / length.clamp_min(engine.SHORTEST)
             across = grad - unit * (grad * unit).sum(-1, keepdim=True)
             return across * torch.minimum(length.reciprocal(), length / ctx.least / ctx.least), None
@@ -91,10 +90,9 @@ def unit_length(embeddings: Tensor) -> Tensor:
         rows = embeddings.to(compute_dtype(embeddings.dtype))
         if is_plain_call(rows):
             return _UnitLength.apply(rows, least)  # type: ignore[no-any-return]
-        length = torch.linalg.vector_norm(rows.detach(), dim=-1, keepdim=True)
-        bounded = (length / least).square().clamp(max=1)
+        bounded = (engine.lengths_of(rows.detach()) / least).clamp(max=1).square()
         rows = rows.detach() + bounded * (rows - rows.detach())  # the same rows; their gradient times the factor
-        return F.normalize(rows, dim=-1, eps=engine.SHORTEST)
+        return rows / engine.lengths_of(rows).clamp_min(engine.SHORTEST)
 
 
 def check_batch(

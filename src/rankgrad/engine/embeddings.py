@@ -45,8 +45,15 @@ def normalized(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of unit length and the lengths before, ``[rows, 1]``."""
     if _by_kernels(rows):
         return launch_normalize(rows)
-    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    length = lengths_of(rows)
     return rows / length.clamp_min(SHORTEST), length
+
+
+def lengths_of(rows: Tensor) -> Tensor:
+    """``[rows, 1]``, computed in float64: squares of numbers beyond 1e19 are infinite in float32."""
+    lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
+    bounded = lengths.clamp(max=torch.finfo(rows.dtype).max)
+    return bounded.where(lengths.isfinite(), lengths).to(rows.dtype)  # infinite rows become NaN
 
 
 def launch_normalize(rows: Tensor) -> tuple[Tensor, Tensor]:

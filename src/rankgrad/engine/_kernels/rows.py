@@ -4,6 +4,8 @@
 import triton
 import triton.language as tl
 
+from rankgrad.engine._kernels.reduction import LARGEST
+
 
 @triton.jit
 def normalize_rows(rows, unit, lengths, width, shortest, BLOCK: tl.constexpr):
@@ -11,7 +13,9 @@ def normalize_rows(rows, unit, lengths, width, shortest, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     values = tl.load(rows + row * width + at, mask=at < width, other=0.0)
-    length = tl.sqrt_rn(tl.sum(values * values))
+    wide = values.to(tl.float64)  # squares of numbers beyond 1e19 are infinite in float32
+    length = tl.sqrt(tl.sum(wide * wide))
+    length = tl.where(length < float("inf"), tl.minimum(length, LARGEST), length).to(tl.float32)
     tl.store(unit + row * width + at, tl.div_rn(values, tl.maximum(length, shortest)), mask=at < width)
     tl.store(lengths + row, length)
 
