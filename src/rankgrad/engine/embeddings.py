@@ -51,7 +51,7 @@ def normalized(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def lengths_of(rows: Tensor) -> Tensor:
     """``[rows, 1]``, computed in float64: squares of numbers beyond 1e19 are infinite in float32."""
-    lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
     bounded = lengths.clamp(max=torch.finfo(rows.dtype).max)
     return bounded.where(lengths.isfinite(), lengths).to(rows.dtype)  # infinite rows become NaN
 
