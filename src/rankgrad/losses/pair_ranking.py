@@ -23,7 +23,8 @@ class PairRankingLoss(AveragePrecisionLoss):
     Args:
         lam, window, margin, log, memory, max_relevant, distributed, process_group: As in
             :class:`AveragePrecisionLoss`; a window of 0.1 if none is given. The memory has no part in the hinge.
-        hinge: Its weight; 0 leaves it out.
+        hinge: Its weight; 0 leaves it out. It pulls before it pushes: at 1 an untrained network whose last layer
+            learns fast moves all items together in the first steps.
         pull: :math:`h^+`, the similarity that items of one class should reach.
         push: :math:`h^-`, the similarity that items of two classes should stay below.
 
@@ -41,7 +42,7 @@ class PairRankingLoss(AveragePrecisionLoss):
         window: float | None = None,
         margin: Margin = 0.05,
         log: bool = False,
-        hinge: float = 1.0,
+        hinge: float = 0.3,
         pull: float = 0.9,
         push: float = 0.6,
         memory: int = 0,
