@@ -33,7 +33,7 @@ COEFFICIENTS_PER_PIXEL = 8
 #: Bytes that may be read before an image's pixels: colour profiles, texts, tags; of WebP and AVIF the whole file.
 HEADER = 2**26
 
-#: Bytes of memory that Pillow needs for a byte of them at most (measured: 46, offsets of TIFF's strips as 16 bits).
+#: Bytes of memory that Pillow needs for a byte of them at most (measured: 46, 16-bit offsets of strips in TIFF).
 BYTES_PER_HEADER_BYTE = 48
 
 #: Bytes of a pixel in a file at most: four channels of 16 bits.
