@@ -336,9 +336,9 @@ def test_yaml_bombs_are_refused_at_once(tmp_path):
 
 def test_names_with_escape_sequences(tmp_path, capfd):
     evil = "\x1b[2J\x07\u202eevil\udcff\n"
-    assert printable(evil) == "\\x1b[2J\\x07\\u202eevil\\udcff\n"
+    assert printable(evil) == "\\x1b[2J\\x07\\u202eevil\\udcff\\n"
     message = told("train", tmp_path / evil)
-    assert "\x1b" not in message and "\\x1b[2J" in message
+    assert "\n" not in message and "\x1b" not in message and "\\x1b[2J" in message
     with log.progress(f"{evil}{{x}}[bold]", 3, 0, show=True) as bar:
         bar.say(f"skipped {evil} [red]")
     out = capfd.readouterr().out
