@@ -125,10 +125,8 @@ def test_a_value_that_parquet_keeps_once_and_every_row_has(tmp_path, monkeypatch
     monkeypatch.setattr(reading, "MOST", 50_000_000)
     with pytest.raises(UserError, match=r"a\.parquet: its rows need .* GB of memory"):
         ranker.read(RankerData(root=str(tmp_path / "a.parquet")))
-    monkeypatch.setattr(
-        reading, "MOST", 100_000_000
-    )  # the table fits; as an array of texts of one length it does not
-    with pytest.raises(UserError, match=r"a\.parquet: names of queries of 10,000 characters need .* GB"):
+    monkeypatch.setattr(reading, "MOST", 100_000_000)  # the table fits
+    with pytest.raises(UserError, match="expected 3 queries at least"):
         ranker.read(RankerData(root=str(tmp_path / "a.parquet")))
 
 
@@ -180,7 +178,8 @@ def test_all_of_a_jpeg_counts_whatever_fraction_is_read(tmp_path, monkeypatch, o
 
     monkeypatch.setattr(decoding, "BUDGET", Asked(2**40))
     found = decoding.upright(tmp_path / "a.jpg", lambda *size: (50, 50), lambda image: image.size)
-    assert asked == [side * side * (8 if kind == "JPEG" else 16)]
+    header = 48 * (tmp_path / "a.jpg").stat().st_size  # at most
+    assert asked[0] == header and 0 <= asked[1] - side * side * (8 if kind == "JPEG" else 16) <= header
     assert found == ((50, 50) if kind == "JPEG" else (side, side))  # an eighth of it is read
 
 

@@ -1,5 +1,6 @@
 """The files of a run: whole or not there, with a checksum, and one line for those that are broken."""
 
+import errno
 import json
 import os
 import random
@@ -194,6 +195,35 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["state.pt"]
 
 
+def test_a_folder_is_whole_or_not_there(tmp_path):
+    """Whatever the writer raises (safetensors has errors of its own), and when the folder cannot be moved."""
+
+    def write(text, error=None):
+        def inside(folder):
+            folder.mkdir()
+            (folder / "a").write_text(text)
+            if error is not None:
+                raise error
+
+        return inside
+
+    path = tmp_path / "model"
+    for text in ("first", "second"):
+        checkpoint.write_folder(path, write(text), 10)
+        assert (path / "a").read_text() == text and os.listdir(tmp_path) == ["model"]
+    for error in (OSError(errno.ENOSPC, "No space left"), RuntimeError("I/O error: No space left")):
+        with pytest.raises(UserError, match=rf"^{path}: cannot be written \(.*No space left"):
+            checkpoint.write_folder(path, write("third", error), 10)
+        assert (path / "a").read_text() == "second" and os.listdir(tmp_path) == ["model"]
+
+
+def test_a_folder_that_cannot_be_moved_leaves_the_old_one(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UserError, match=r"model: cannot be written \(No such file"):
+        checkpoint.write_folder(tmp_path / "model", lambda beside: None, 10)
+    assert os.listdir(tmp_path) == ["model"]
+
+
 def test_a_place_that_is_no_file(tmp_path):
     for path, message in ((Path("/"), "expected the name of a file"), (tmp_path, "cannot be written")):
         with pytest.raises(UserError, match=message):
@@ -208,6 +238,8 @@ def test_parts_of_killed_runs_are_removed(tmp_path):
     kept = [tmp_path / "a" / f".state.pt.{os.getppid()}.part", tmp_path / "a" / ".mine.part"]
     for path in (*old, *kept):
         path.write_text("half")
+    old.append(tmp_path / "a" / f".model.{dead.pid}.part")
+    (old[-1] / "inside").mkdir(parents=True)
     run.run("digits", SHORT, out=str(tmp_path / "a"), resume=True)
     assert not any(path.exists() for path in old) and all(path.exists() for path in kept)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankgrad.lab.ranker.config import Data
-from rankgrad.lab.ranker.rows import Rows, wrong_grade
+from rankgrad.lab.ranker.rows import MOST, Rows, wrong_grade
 from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reading import check_memory
@@ -23,7 +23,7 @@ def read(path: Path, config: Data) -> Rows:
     import pyarrow
 
     try:
-        return _rows(path, config, _table(path))
+        return _rows(path, config, _table(path, config))
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from None
 
@@ -50,12 +50,11 @@ def _rows(path: Path, config: Data, table: Any) -> Rows:
     names = list(config.features) or [name for name in columns if name not in apart]
     place = _Places(path)
     grades = place.numbers(table, config.label, "a grade")
-    for row in np.flatnonzero(~(np.isfinite(grades) & (grades >= 0)))[:1]:
+    for row in np.flatnonzero(~((grades >= 0) & (grades <= MOST)))[:1]:
         raise UserError(f"{place.of(row)}, column {config.label}: {wrong_grade(float(grades[row]))}")
     queries = table.column(config.query)
-    longest = compute.max(compute.utf8_length(queries.cast("string"))).as_py() or 0
-    check_memory(4 * longest * len(queries), str(path), f"names of queries of {longest:,} characters")
-    missing = np.asarray(queries.is_null(nan_is_null=True)) | (np.asarray(queries.cast("string")) == "")
+    texts = queries.cast("large_string").combine_chunks()
+    missing = np.asarray(queries.is_null(nan_is_null=True)) | np.asarray(compute.equal(texts, "").fill_null(True))
     for row in np.flatnonzero(missing)[:1]:
         raise UserError(f"{place.of(row)}, column {config.query}: expected the query of this row, it is empty")
     features = np.empty((table.num_rows, len(names)), np.float32)
@@ -65,23 +64,28 @@ def _rows(path: Path, config: Data, table: Any) -> Rows:
             features[:, at] = values
         for row in np.flatnonzero(~np.isfinite(features[:, at]))[:1]:
             raise UserError(f"{place.of(row)}, column {name}: expected a finite number, received {values[row]:g}")
-    return Rows(np.asarray(queries.cast("string")).astype(str), grades, features, names, sparse=False)
+    known = texts.dictionary_encode()  # a name that many rows have is in memory once
+    named = np.asarray(known.dictionary, dtype=object)[np.asarray(known.indices)]
+    return Rows(named, grades, features, names, sparse=False)
 
 
-def _table(path: Path) -> Any:
+def _table(path: Path, config: Data) -> Any:
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(
             f"--data: unknown ending of {str(path)!r}; SVMlight text is .txt, tables are {', '.join(SUFFIXES)}"
         )
     if path.suffix.lower() in (".parquet", ".pq"):
         return _parquet(path)
+    import pyarrow
     from pyarrow import csv
 
     with path.open("rb") as file:
         _check_columns(path, file.readline(2**24).count(b"\t" if path.suffix.lower() == ".tsv" else b","))
     parsing = csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
     # Only an empty field is missing: "NA" and "null" may be what a query or a feature is called.
-    converting = csv.ConvertOptions(null_values=[""], strings_can_be_null=True)
+    # A query's name is text: as numbers 7 and 007 would be one query, and two of 20 digits too.
+    kinds = {config.query: pyarrow.string()}
+    converting = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
     reading = csv.ReadOptions(use_threads=False)  # with several threads the error does not name the row
     return csv.read_csv(path, reading, parsing, converting)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from rankgrad.lab.training.run_files import checked_json
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 KINDS = {"labels": ("text", "label"), "pairs": ("anchor", "positive"), "graded": ("query", "document", "grade")}
 _SHARES = {"labels": 0.5, "pairs": 0.2, "graded": 0.2}
+_GRADE = 100  # at most: 2^100, a gain of NDCG, is a number of float32
 _LINE = 2**24  # characters of a line at most
 _SHOWN = 60  # characters of a text that serve as its name
 
@@ -238,8 +238,8 @@ def _judged(path: Path, config: Data) -> Judgements:
             grades.append(float(text))
         except ValueError:
             raise UserError(f"--data: {path.name}: expected grades that are numbers, received {text!r}") from None
-        if not (math.isfinite(grades[-1]) and grades[-1] >= 0):
-            raise UserError(f"--data: {path.name}: expected finite grades >= 0, received {text!r}")
+        if not 0 <= grades[-1] <= _GRADE:
+            raise UserError(f"--data: {path.name}: expected grades from 0 to {_GRADE}, received {text!r}")
     if not any(grades):
         raise UserError(f"--data: {path.name}: expected grades above 0, all are 0")
     query, query_texts = numbered(queries)
