@@ -22,7 +22,7 @@ from rankgrad.lab.retrieval.images.data import folder
 from rankgrad.lab.sodeep import files as sorters
 from rankgrad.lab.text import data as texts
 from rankgrad.lab.text.config import Data as TextData
-from rankgrad.lab.training import machine, reading, run_files
+from rankgrad.lab.training import log, machine, reading, run_files
 from rankgrad.lab.training.errors import UserError, in_a_line
 from rankgrad.lab.use import index, page
 from rankgrad.lab.vision import decoding
@@ -291,3 +291,36 @@ def test_out_of_memory_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "_train_one", lambda self, network: torch.empty(2**60))
     line = told("train", "digits", "evaluate_first=false", "--out", tmp_path / "a")
     assert line.startswith("rankgrad: out of memory; smaller sizes need less")
+
+
+def test_tables_of_runs_are_refused_by_the_memory_they_need(tmp_path, monkeypatch):
+    path = written(tmp_path / "steps.csv", "step,loss\n" + "1,2\n" * 1000)
+    assert len(log.read_table(path)) == 1000
+    monkeypatch.setattr(reading, "MOST", 300_000)
+    with pytest.raises(UserError, match=r"steps\.csv: its rows need .* GB of memory"):
+        log.read_table(path)
+
+
+def test_a_table_is_not_read_behind_its_first_fault(tmp_path, monkeypatch):
+    """60 MB of empty lines took 5.3 GB before the first of them was refused."""
+    path = written(tmp_path / "steps.csv", "step,loss\n1,2\n" + "\n" * 100_000)
+    seen, inner = [], log.csv.reader
+
+    def reader(*args, **options):
+        for row in inner(*args, **options):
+            seen.append(row)
+            yield row
+
+    monkeypatch.setattr(log.csv, "reader", reader)
+    with pytest.raises(UserError, match=r"steps\.csv line 3: expected 2 numbers, received ''"):
+        log.read_table(path)
+    assert len(seen) <= 4
+
+
+def test_rows_that_parquet_keeps_once(tmp_path, monkeypatch):
+    """Millions of equal rows are some kilobytes."""
+    table = {"query": [1] * 100_000, "label": [1.0] * 100_000, "a": [1.0] * 100_000}
+    parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
+    monkeypatch.setattr(reading, "MOST", 11_900_000)
+    with pytest.raises(UserError, match=r"a\.parquet: 100,000 rows need 0\.0 GB of memory"):
+        ranker.read(RankerData(root=str(tmp_path / "a.parquet")))

@@ -33,7 +33,8 @@ def read(path: Path) -> Rows:
     check_dense(path, len(grades), width)
     names = [str(number) for number in range(int(used.min()), features.shape[1])] if len(used) else []
     first = int(used.min()) if len(used) else 0
-    return Rows(queries, grades, features[:, first:].tocsc(), names, sparse=True)
+    ids, queries = np.unique(queries, return_inverse=True)
+    return Rows(queries, ids, grades, features[:, first:].tocsc(), names, sparse=True)
 
 
 def _fault(path: Path) -> UserError | None:

@@ -21,14 +21,16 @@ class Rows:
     """The rows of a file.
 
     Attributes:
-        queries: ``[rows]``, numbers or texts.
+        queries: ``[rows]``, which of ``ids`` a row belongs to.
+        ids: The names of the queries, numbers or texts.
         grades: ``[rows]`` float64, from 0 to :data:`MOST`.
         features: ``[rows, features]``, dense or a SciPy matrix; finite.
         names: Of the features.
         sparse: Whether features that a file does not name are 0 (SVMlight), so that files may differ in them.
     """
 
-    queries: NDArray[Any]
+    queries: NDArray[np.integer[Any]]
+    ids: NDArray[Any]
     grades: NDArray[np.float64]
     features: Any
     names: list[str]

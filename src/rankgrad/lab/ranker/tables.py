@@ -15,6 +15,8 @@ from rankgrad.lab.training.reading import check_memory
 
 #: Columns of a table at most: each takes kilobytes, however short its name is.
 _COLUMNS = 50_000
+#: Bytes of memory that a row takes apart from its features: grade, query, orders by it.
+_ROW = 96
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
@@ -64,9 +66,10 @@ def _rows(path: Path, config: Data, table: Any) -> Rows:
             features[:, at] = values
         for row in np.flatnonzero(~np.isfinite(features[:, at]))[:1]:
             raise UserError(f"{place.of(row)}, column {name}: expected a finite number, received {values[row]:g}")
-    known = texts.dictionary_encode()  # a name that many rows have is in memory once
-    named = np.asarray(known.dictionary, dtype=object)[np.asarray(known.indices)]
-    return Rows(named, grades, features, names, sparse=False)
+    known = texts.dictionary_encode()
+    # not as NumPy's own texts, which end before a last \0
+    ids = np.asarray(known.dictionary, dtype=object)
+    return Rows(np.asarray(known.indices), ids, grades, features, names, sparse=False)
 
 
 def _table(path: Path, config: Data) -> Any:
@@ -103,9 +106,8 @@ def _parquet(path: Path) -> Any:
     batches, memory = [], 0
     with parquet.ParquetFile(path) as file:
         _check_columns(path, file.metadata.num_columns)
-        check_memory(
-            8 * file.metadata.num_rows, str(path), f"{file.metadata.num_rows:,} rows", path.stat().st_size
-        )
+        rows, columns = file.metadata.num_rows, file.metadata.num_columns
+        check_memory((_ROW + 8 * columns) * rows, str(path), f"{rows:,} rows", path.stat().st_size)
         for batch in file.iter_batches(4096):
             memory += batch.nbytes
             check_memory(memory, str(path), "its rows", path.stat().st_size)
