@@ -12,7 +12,6 @@ from rankgrad.lab.retrieval.task import embed
 from rankgrad.lab.text.source import TextSource
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Embedder, Exportable
-from rankgrad.pairs import unit_length
 
 
 class TrainedTexts(Embedder):
@@ -26,7 +25,7 @@ class TrainedTexts(Embedder):
             raise UserError("TEXTS: expected texts, received none")
         texts = Items(list(items), torch.zeros(len(items), dtype=torch.int64), None, list(items))
         source = TextSource(texts, self.device)
-        return unit_length(embed(self.network, source, self.config.precision, progress=progress)).cpu()
+        return self.unit(embed(self.network, source, self.config.precision, progress=progress))
 
     def exportable(self) -> Exportable:
         """Not from here: the run's folder has what sentence-transformers exports, tokenizer included."""

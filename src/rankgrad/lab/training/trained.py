@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad.lab.training.errors import UserError
+from rankgrad.pairs import unit_length
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,14 @@ class Embedder(Trained):
         ``progress`` is called with the number of items done so far.
         """
         raise NotImplementedError
+
+    @staticmethod
+    def unit(embeddings: Tensor) -> Tensor:
+        """Embeddings of unit length on the CPU, if all of them are numbers."""
+        odd = ~embeddings.isfinite().all(1)
+        if bool(odd.any()):
+            raise UserError(
+                f"RUN: the network gives NaN or infinity for {int(odd.sum())} of {len(odd)} items; it has diverged, "
+                "or its precision does not hold its numbers"
+            )
+        return unit_length(embeddings).cpu()
