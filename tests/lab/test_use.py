@@ -228,5 +228,5 @@ def test_embeddings_that_are_no_numbers_are_not_written(embedder, tmp_path, valu
     network = SimpleNamespace(state_dict=lambda: lost)
     checkpoint.save_weights(tmp_path / "a.safetensors", network, notes)
     code = cli("embed", tmp_path / "a.safetensors", root, "--out", tmp_path / "a.npz")
-    assert code.startswith("rankgrad: RUN: the network gives NaN or infinity for 36 of 36 items")
+    assert code.startswith("rankgrad: RUN: the network produced NaN or infinite embeddings for 36 of 36 items")
     assert os.listdir(tmp_path) == ["a.safetensors"]

@@ -65,8 +65,6 @@ class Embedder(Trained):
         """Embeddings of unit length on the CPU, if all of them are numbers."""
         odd = ~embeddings.isfinite().all(1)
         if bool(odd.any()):
-            raise UserError(
-                f"RUN: the network gives NaN or infinity for {int(odd.sum())} of {len(odd)} items; it has diverged, "
-                "or its precision does not hold its numbers"
-            )
+            many = f"{int(odd.sum())} of {len(odd)} items"
+            raise UserError(f"RUN: the network produced NaN or infinite embeddings for {many}")
         return unit_length(embeddings).cpu()
