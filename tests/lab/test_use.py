@@ -160,7 +160,7 @@ def test_an_index_that_cannot_be_searched(embedder, tmp_path):
     weights.unlink()
     assert "is gone" in cli("search", made, root)
     made.write_bytes(b"hello")
-    assert "is broken" in cli("search", made, root)
+    assert "is damaged" in cli("search", made, root)
 
 
 def test_many_items_make_a_graph(embedder, tmp_path, monkeypatch):
