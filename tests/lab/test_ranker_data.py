@@ -224,3 +224,9 @@ def test_queries_are_told_apart_by_their_text(tmp_path, ending):
         rows = {"query": [query for query in queries for _ in range(2)], "label": [1, 0] * 9, "f": [0, 1] * 9}
         parquet.write_table(pyarrow.table(rows), path)
     assert {name: grades for name, (grades, _) in whole(read(path)).items()} == {key: [1, 0] for key in queries}
+
+
+def test_names_of_columns_that_are_no_utf8(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"query,label,f\xff\n1,1,1\n")
+    with pytest.raises(UserError, match=r"a\.csv: .*can't decode byte 0xff"):
+        read(tmp_path / "a.csv")

@@ -83,9 +83,9 @@ def read_results(path: Path) -> tuple[Rows, list[str]]:
     rows: Rows = {}
     used = []
     for file in files:
-        lines = read_lines(file, 10_000_000, argument="--results")
+        text = "\n".join(read_lines(file, 10_000_000, argument="--results"))
         try:
-            table = read_table("\n".join(lines))
+            table = read_table(text)
         except ValueError as error:
             raise UserError(f"--results: {file}: expected a table of benchmarks/cub.py ({error})") from None
         for epochs, lines in table.items():

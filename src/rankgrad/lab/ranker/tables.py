@@ -26,7 +26,7 @@ def read(path: Path, config: Data) -> Rows:
 
     try:
         return _rows(path, config, _table(path, config))
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns
         raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from None
 
 

@@ -45,7 +45,7 @@ class _Stream:
 def may_go_nowhere() -> Iterator[None]:
     """Around work that is worth more than what it prints: it goes on when nothing can be printed any more."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Stream(before[0]), _Stream(before[1])  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Stream(before[0]), _Stream(before[1])
     try:
         yield
     finally:
