@@ -97,6 +97,15 @@ def test_the_same_weights_are_the_same_bytes(tmp_path):
     assert len(list(tmp_path.iterdir())) == 8
 
 
+def test_weights_of_version_01_have_no_checksum(tmp_path):
+    from safetensors.torch import save_file
+
+    notes = {"format": "pt", "rankgrad": json.dumps({"config": {}, "metrics": {}})}
+    save_file({"weight": torch.ones(3)}, tmp_path / "a.safetensors", metadata=notes)
+    tensors, metadata = checkpoint.load_weights(tmp_path / "a.safetensors")
+    assert tensors["weight"].tolist() == [1, 1, 1] and metadata == {"config": {}, "metrics": {}}
+
+
 def test_safetensors_reads_our_files(tmp_path):
     from safetensors import safe_open
 

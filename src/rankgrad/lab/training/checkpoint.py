@@ -196,7 +196,10 @@ def save_weights(path: Path, network: nn.Module, metadata: dict[str, Any]) -> No
 
 
 def read_tensors(path: Path, argument: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; one of ours has a checksum, which must be right."""
+    """Tensors and metadata of a safetensors file; one of ours has a checksum, which must be right.
+
+    Files of version 0.1 have none. They have no third key either, which a damaged name of the checksum would be.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -209,7 +212,8 @@ def read_tensors(path: Path, argument: str) -> tuple[dict[str, Tensor], dict[str
     except (KeyError, TypeError, RuntimeError) as error:  # types that torch does not have
         raise UserError(f"{argument}: {path} cannot be read ({type(error).__name__}: {error})") from None
     notes: dict[str, str] = header.get("__metadata__") or {}
-    if {"rankgrad", "sha256"} & notes.keys() and notes.get("sha256") != _checksum(header, content):
+    without = notes.keys() == {"format", "rankgrad"} or not {"rankgrad", "sha256"} & notes.keys()
+    if not without and notes.get("sha256") != _checksum(header, content):
         raise UserError(f"{argument}: {path} is damaged (its checksum does not match its content)")
     return tensors, notes
 
