@@ -261,6 +261,15 @@ def test_numba_that_may_not_compile_is_not_used():
 
 
 @needs_numba
+def test_numba_without_threads_is_not_used():
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "0"}
+    out = subprocess.run(
+        [sys.executable, "-c", LARGE], check=True, capture_output=True, text=True, env=environment
+    )
+    assert out.stdout.count("rankgrad: Numba is installed but cannot be used (Number of threads") == 1
+
+
+@needs_numba
 def test_numba_without_a_place_for_its_cache_says_what_to_do_once():
     # How Numba tries whether it may write to a folder. (No folder would do: root may write anywhere.)
     nowhere = (

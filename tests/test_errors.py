@@ -164,3 +164,31 @@ def test_a_gradient_of_tiny_scores_is_finite():
     scores = (torch.randn(50) * 1e-36).requires_grad_()
     (65536 * rankgrad.average_precision_loss(scores, torch.arange(50) % 7 == 0)).backward()
     assert scores.grad.isfinite().all() and scores.grad.abs().max() > 1e35
+
+
+MANY = torch.arange(6) % 2
+METRICS = rankgrad.metrics.retrieval_metrics(torch.eye(6), MANY)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: rankgrad.ndcg_loss(S, R.float(), k=2**70), "k"),
+        (lambda: rankgrad.NDCGLoss(k=2**70), "k"),
+        (lambda: rankgrad.metrics.ndcg(S, R.float(), k=2**70), "k"),
+        (lambda: rankgrad.metrics.recall_at_k(S, R, k=2**70), "k"),
+        (lambda: METRICS.summary([1, 10**30]), "recall_at"),
+        (lambda: rankgrad.recall_loss(S[0], R[0], groups=MANY[:5], num_groups=2**70), "num_groups"),
+        (lambda: rankgrad.recall_loss(S[0], R[0], groups=MANY[:5], num_groups=10**12), "num_groups"),
+        (lambda: rankgrad.ProxyRankingLoss(2**70, 8), "num_classes"),
+        (lambda: rankgrad.ProxyRankingLoss(10**15, 8), "num_classes"),
+        (lambda: rankgrad.ProxyRankingLoss(8, 10**15), "embedding_size"),
+        (lambda: rankgrad.EmbeddingMemory(10**30), "size"),
+        (lambda: rankgrad.ScoreMemory(10**12), "size"),
+        (lambda: rankgrad.RecallLoss(memory=10**30), "memory"),
+        (lambda: rankgrad.RecallLoss(max_relevant=10**30), "max_relevant"),
+    ],
+)  # fmt: skip
+def test_counts_that_nothing_holds(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}: expected an integer <= \d+, received 1\d+ \(int\)$"):
+        call()

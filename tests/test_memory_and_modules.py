@@ -443,3 +443,23 @@ def test_a_weight_that_learns_is_refused_where_it_would_not():
     assert weight.a.grad > 0
     weight.requires_grad_(False)
     assert rankgrad.RecallLoss(weight=weight)(x, labels) > 0
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        rankgrad.RecallLoss(),
+        rankgrad.AveragePrecisionLoss(),
+        rankgrad.PairRankingLoss(),
+        rankgrad.RecallLoss(memory=2),
+        rankgrad.ProxyRankingLoss(4, 8),
+    ],
+    ids=lambda loss: str(loss)[:20],
+)
+def test_a_batch_without_rows(loss):
+    """No list counts: the loss is 0, also where a memory has candidates."""
+    embeddings, nothing = torch.zeros(0, 8, requires_grad=True), torch.zeros(0, dtype=torch.int64)
+    loss(torch.randn(6, 8, requires_grad=True), torch.arange(6) % 3)
+    value = loss(embeddings, nothing)
+    value.backward()
+    assert value.item() == 0 and embeddings.grad.shape == (0, 8)

@@ -177,14 +177,20 @@ def non_negative(name: str, value: Any) -> float:
     return number
 
 
-def count(name: str, value: Any, *, at_least: int) -> int:
-    """Require an integer >= ``at_least``, Python's or NumPy's."""
+#: The most lists, classes or batches that anything is made for.
+MANY = 2**31 - 1
+
+
+def count(name: str, value: Any, *, at_least: int, at_most: int = 2**63 - 1) -> int:
+    """Require an integer, Python's or NumPy's, from ``at_least`` to ``at_most``: by default what int64 holds."""
     if isinstance(value, np.integer):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an integer, received {_received(value)}")
     if value < at_least:
         raise fail(name, f"an integer >= {at_least}", value)
+    if value > at_most:
+        raise fail(name, f"an integer <= {at_most}", value)
     return value
 
 

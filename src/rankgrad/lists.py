@@ -41,7 +41,8 @@ class Lists:
         if not (readable and bool((groups[1:] >= groups[:-1]).all())):
             groups, self._order = torch.sort(groups, stable=True)
         if num_groups is not None:
-            offsets = self._numbered(groups, _check.count("num_groups", num_groups, at_least=0), readable)
+            number = _check.count("num_groups", num_groups, at_least=0, at_most=_check.MANY)
+            offsets = self._numbered(groups, number, readable)
         elif readable:
             sizes = torch.unique_consecutive(groups, return_counts=True)[1]
             offsets = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))

@@ -24,7 +24,7 @@ class _Ring(nn.Module):
     @torch.inference_mode(False)
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.size = _check.count("size", size, at_least=0)
+        self.size = _check.count("size", size, at_least=0, at_most=_check.MANY)
         for name in self.fields:
             self.register_buffer(name, torch.empty(self.size, 0, dtype=torch.bool))
         self.register_buffer("position", torch.zeros(1, dtype=torch.int64))

@@ -33,7 +33,7 @@ def _lines(path):
 def test_killed_at_random_moments(tmp_path, kills):
     """SIGKILL, and now and then SIGTERM: while a step is computed, a checkpoint is written, an epoch evaluated."""
     draw = random.Random(SEED)
-    settings = [f"epochs={1 + (kills + 1) // 2}", "evaluate_first=true", "save_minutes=0", "device=cpu"]
+    settings = [f"epochs={2 + kills}", "evaluate_first=true", "save_minutes=0", "device=cpu"]
     threads = str(torch.get_num_threads())  # they decide the last bit of sums
     whole, _ = run.run("digits", settings, out=str(tmp_path / "whole"))
     cut = tmp_path / "cut"
@@ -54,11 +54,8 @@ def test_killed_at_random_moments(tmp_path, kills):
         sent = signal.SIGTERM if draw.random() < 0.2 else signal.SIGKILL
         process.send_signal(sent)
         statuses.append((sent, process.wait()))
+        assert statuses[-1][1] in (-sent, 128 + sent), statuses  # 0: the run was faster and was not killed
         killed += 1
-        if statuses[-1][1] == 0:
-            break  # it was faster: the run is finished
-    assert all(status in (-sent, 128 + sent, 0) for sent, status in statuses), statuses
-    assert killed == kills, f"finished after {killed} kills"
     run.run("digits", settings, out=str(cut), resume=True)
     assert rows(cut) == rows(whole) and rows(cut, "evaluations") == rows(whole, "evaluations")
     for name in ("last.safetensors", "best.safetensors"):

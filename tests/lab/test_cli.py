@@ -305,3 +305,9 @@ def test_eval_of_what_is_no_checkpoint_of_these_settings(trained):
     told = cli("eval", trained[0] / "best.safetensors", "backbone=resnet18")
     assert told.startswith("rankgrad: model: expected the settings that the checkpoint was trained with")
     assert len(told) < 400
+
+
+@pytest.mark.parametrize("verb", [[], ["complexity"], ["reach"]])
+def test_threads_of_a_benchmark_are_counted(verb, capsys):
+    assert cli("bench", *verb, "--threads", "-3") == 2
+    assert "than or equal to 0" in capsys.readouterr().err

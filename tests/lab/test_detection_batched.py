@@ -9,9 +9,9 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import box_iou, nms
 
-from rankgrad.lab.detection import model
+from rankgrad.lab.detection import matching, model
 from rankgrad.lab.detection.config import Model, View
-from rankgrad.lab.detection.matching import Truth, matches, overlaps, sample
+from rankgrad.lab.detection.matching import Truth, matches, sample
 from rankgrad.lab.detection.proposals import BatchedHeads, BatchedProposals, _suppressed_one_by_one, suppressed
 
 SIZES = [(96, 128), (90, 100), (64, 128)]
@@ -99,10 +99,21 @@ def test_proposals_are_torchvisions(training):
 
 
 @pytest.mark.parametrize("keep_best", [True, False])
-def test_matching_is_torchvisions(keep_best):
+@pytest.mark.parametrize("at_once", [2**26, 2 * 3 * 80, 1])
+def test_matching_is_torchvisions(monkeypatch, keep_best, at_once):
+    """All objects at once, two of each image at a time, one at a time: an image may have thousands of them."""
+    monkeypatch.setattr(matching, "_AT_ONCE", at_once)
+    inner = matching.overlaps
+
+    def overlaps(truth, boxes):
+        found = inner(truth, boxes)
+        assert found.numel() <= max(at_once, 3 * 80)
+        return found
+
+    monkeypatch.setattr(matching, "overlaps", overlaps)
     boxes = random_boxes(80, seed=7)
     truth = Truth.of(targets())
-    best, kind = matches(overlaps(truth, boxes.unsqueeze(0)), high=0.6, low=0.3, keep_best=keep_best)
+    best, kind = matches(truth, boxes.unsqueeze(0), high=0.6, low=0.3, keep_best=keep_best)
     matcher = Matcher(0.6, 0.3, allow_low_quality_matches=keep_best)
     for number, target in enumerate(targets()):
         if not len(target["boxes"]):

@@ -134,11 +134,14 @@ def test_images_that_can_be_left_out(tmp_path, entries, fault):
     assert len(read(root, broken="skip").train) == 11
 
 
-def test_boxes_without_an_area_are_judged_and_not_trained_on(tmp_path):
+@pytest.mark.parametrize("box", [[3, 2, 0, 5], [0, 2, 1e-30, 5]])
+def test_boxes_without_an_area_are_judged_and_not_trained_on(tmp_path, box):
+    """1e-30 is a number of float32, and 64 - 1e-30 is 64: a mirrored box of that width has none."""
     root = scenes.coco_set(tmp_path)
-    changed(root / "annotations/instances_train2017.json", lambda c: _second(c, bbox=[3, 2, 0, 5], iscrowd=0))
-    flat = [o for o in read(root).train.objects if bool((o.boxes[:, 2] == o.boxes[:, 0]).any())]
-    assert len(flat) == 1 and len(_to_train_on(flat[0]).labels) == int((~flat[0].difficult).sum()) - 1
+    changed(root / "annotations/instances_train2017.json", lambda c: _second(c, bbox=box, iscrowd=0))
+    flat = [o for o in read(root).train.objects if bool((o.boxes[:, 2] - o.boxes[:, 0] < 1).any())]
+    assert len(flat) == 1
+    assert len(_to_train_on(flat[0], (64, 48)).labels) == int((~flat[0].difficult).sum()) - 1
 
 
 def pycocotools_numbers(truth_file, found, image_ids, category_ids):

@@ -64,6 +64,9 @@ BROKEN = {
     "a box of leaf with nothing of the 64 x 48 pixels in it (9, 9, 4, 12)": scenes.annotation(
         [("leaf", (9, 9, 4, 12), False)]
     ),
+    "a box of leaf with nothing of the 64 x 48 pixels in it (1, 1, 1e-30, 12)": scenes.annotation(
+        [("leaf", (1, 1, 1e-30, 12), False)]
+    ),
     "a box of leaf with nothing of the 44 x 60 pixels in it (50, 9, 60, 12)": scenes.annotation(
         [("leaf", (50, 9, 60, 12), False)], size=(0, 0)
     ),

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from rankgrad.lab.detection import evaluate as evaluation
 from rankgrad.lab.detection.evaluate import THRESHOLDS, evaluate
 from rankgrad.lab.detection.scenes import Objects
 
@@ -151,3 +152,27 @@ def test_perfect_and_empty():
     assert evaluate(nothing, objects, CLASSES).summary("x") == dict.fromkeys(names, 0.0)
     with pytest.raises(ValueError, match="detections: expected those of 25 images, received 3"):
         evaluate(perfect[:3], objects, CLASSES)
+
+
+@pytest.mark.parametrize("protocol", ["voc", "coco"])
+def test_crowded_images_do_not_widen_the_others(monkeypatch, protocol):
+    """Objects are padded to the most of a class in an image, images with like many of them together."""
+    detections, objects = random_case(3)
+    boxes = random_boxes(500, torch.Generator().manual_seed(1))
+    crowd = torch.ones(500, dtype=torch.int64)
+    objects.insert(7, Objects(boxes, crowd, torch.zeros(500, dtype=torch.bool)))
+    detections.insert(7, {"boxes": boxes[::9], "labels": crowd[::9], "scores": torch.linspace(1, 0, 56)})
+    together = evaluate(detections, objects, CLASSES, protocol)
+    sizes, inner = [], evaluation.iou
+
+    def iou(*boxes):
+        sizes.append(inner(*boxes).numel())
+        return inner(*boxes)
+
+    monkeypatch.setattr(evaluation, "iou", iou)
+    monkeypatch.setattr(evaluation, "_AT_ONCE", 500)
+    apart = evaluate(detections, objects, CLASSES, protocol)
+    assert sorted(sizes)[-1] == 56 * 500 and sorted(sizes)[-2] <= 500
+    for name in ("area", "eleven", "coco"):
+        torch.testing.assert_close(getattr(apart, name), getattr(together, name), rtol=0, atol=0, equal_nan=True)
+    assert all(map(torch.equal, apart.outcomes, together.outcomes)) and apart.threshold == together.threshold

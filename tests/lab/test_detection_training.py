@@ -395,7 +395,9 @@ def test_the_benchmark(tmp_path, monkeypatch, capsys):
     voc.main()  # what is finished is not run again
     assert (tmp_path / "out" / "cross-entropy" / "seed-0" / "result.json").stat().st_mtime_ns == before
     monkeypatch.setattr(sys, "argv", ["voc.py", "--choose", *options, *small])
-    with pytest.raises(UserError, match=r"--out: .* started with other settings: .*data.test was 'test', now 'val'"):
+    with pytest.raises(
+        UserError, match=r"--out: .* started with other settings: .*data.test was 'test', now 'val'"
+    ):
         voc.main()  # results on val do not mix with those on test
 
 

@@ -165,8 +165,10 @@ def test_examples_of_a_run(tmp_path):
         Image.new("RGB", (96, 120), (level, level, level)).save(file, "PNG")
         return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
-    nearest = [{"name": "n", "image": image(200), "score": 0.5, "right": k % 2 == 0} for k in range(3)]
-    query = {"name": "q", "image": image(40), "rank": 1, "nearest": nearest}
+    nearest = [
+        {"name": "n", "class": "c", "image": image(200), "score": 0.5, "right": k % 2 == 0} for k in range(3)
+    ]
+    query = {"name": "q", "class": "c", "image": image(40), "rank": 1, "nearest": nearest}
     (tmp_path / "examples.json").write_text(json.dumps({"examples": [query, query], "hardest": [query]}))
     (drawing,) = retrieval_examples.draw(quiet(run=tmp_path)[0])
     axes = drawing.figure.axes

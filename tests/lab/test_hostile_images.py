@@ -389,3 +389,61 @@ def test_coco_files_stay_in_their_folder(tmp_path):
         (tmp_path / "train" / "_annotations.coco.json").write_text(json.dumps(content))
         with pytest.raises(UserError, match=rf"_annotations\.coco\.json: {message}"):
             coco.read_split(tmp_path, "train")
+
+
+def webp_with_zeros(size):
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, "WEBP")
+    return file.getvalue()
+
+
+def png_with(name, size, *, after):
+    """A PNG with a chunk of ``size`` bytes before or after its pixels; the file ends where the chunk begins."""
+    whole = png(32, 32)
+    return (whole[:-12] if after else whole[:33]) + struct.pack(">I", size) + name + b"a\0\0"
+
+
+def tiff_with_a_tag(size):
+    tags = [(256, 4, 1, 32), (257, 4, 1, 32), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 200)]
+    tags += [(277, 3, 1, 1), (278, 4, 1, 32), (279, 4, 1, 1024), (700, 1, size, 200)]
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        webp_with_zeros,
+        lambda size: png_with(b"iCCP", size, after=False),
+        lambda size: png_with(b"prVt", size, after=True),
+        tiff_with_a_tag,
+    ],
+    ids=["webp", "profile", "behind the pixels", "tag"],
+)
+def test_images_with_far_more_bytes_than_pixels(tmp_path, begin):
+    """200 MB that take no place on the disk, in an image of 32 x 32: not read to their end."""
+    path = tmp_path / "a.png"
+    path.write_bytes(begin(190_000_000))
+    with path.open("r+b") as file:
+        file.truncate(200_000_000)
+    for read in (lambda: decode(path, VIEW), lambda: decode_whole(path, 1000)):
+        with pytest.raises(ValueError, match=r"^expected at most 67,1\d\d,\d\d\d bytes of pixels and what stands"):
+            read()
+
+
+def test_headers_count_in_the_budget(tmp_path, monkeypatch):
+    """Each of sixteen workers may open an image whose header takes far more memory than its pixels."""
+    held, inner = [], decoding.Budget.of
+
+    def of(self, size):
+        held.append(size)
+        return inner(self, size)
+
+    monkeypatch.setattr(decoding.Budget, "of", of)
+    path = tmp_path / "a.webp"
+    Image.new("RGB", (32, 32)).save(path)
+    with path.open("r+b") as file:
+        file.truncate(1_000_000)
+    decode(path, View(resize=20, crop=16))
+    assert held == [48_000_000, pytest.approx(48_000_000 + 16 * 32 * 32, abs=1000)]
+    held.clear()
+    assert decoding.size_of(path) == (32, 32) and held == [48_000_000]

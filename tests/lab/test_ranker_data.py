@@ -107,7 +107,8 @@ def test_splits_are_by_queries_and_by_seed(tmp_path):
     ("text", "message"),
     [
         ("1 qid:1 1:2\nbad qid:1 1:2\n", "line 2: expected a grade, received 'bad'"),
-        ("1 qid:1 1:2\n-1 qid:1 1:2\n", "line 2: expected a grade >= 0, received -1"),
+        ("1 qid:1 1:2\n-1 qid:1 1:2\n", "line 2: expected a grade from 0 to 100, received -1"),
+        ("1 qid:1 1:2\n1e30 qid:1 1:2\n", "line 2: expected a grade from 0 to 100, received 1e+30"),
         ("# x\n\nnan qid:1 1:2\n", "line 3: expected a grade, received nan"),
         ("1 qid:1 1:2\n1 1:2\n", "line 2: expected qid:NUMBER after the grade, received '1:2'"),
         ("1 qid:x 1:2\n", "line 1: expected qid:NUMBER after the grade, received 'qid:x'"),
@@ -132,7 +133,14 @@ def test_wrong_svmlight(tmp_path, text, message):
         ("query,grade,f\n1,1,1\n", "data.label: no column 'label' in FILE; there are f, grade, query"),
         ("quary,label,f\n1,1,1\n", "data.query: no column 'query' in FILE, did you mean 'quary'?"),
         ("query,label,f\n1,1,1\n1,good,1\n", "FILE, line 3, column label: expected a grade, received 'good'"),
-        ("query,label,f\n1,1,1\n1,-2,1\n", "FILE, line 3, column label: expected a grade >= 0, received -2"),
+        (
+            "query,label,f\n1,1,1\n1,-2,1\n",
+            "FILE, line 3, column label: expected a grade from 0 to 100, received -2",
+        ),
+        (
+            "query,label,f\n1,1,1\n1,101,1\n",
+            "FILE, line 3, column label: expected a grade from 0 to 100, received 101",
+        ),
         ("query,label,f\n1,1,1\n1,,1\n", "FILE, line 3, column label: expected a number, it is empty"),
         (
             "query,label,f\n1,1,1\n,1,1\n",
@@ -201,3 +209,25 @@ def test_scaling():
         assert torch.allclose(found[:, [0, 2]], (wanted - wanted.mean(0)) / wanted.std(0, correction=0), atol=1e-5)
         assert not found[:, 1].any()  # it never changes
     assert torch.equal(seen[2], features)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_queries_are_told_apart_by_their_text(tmp_path, ending):
+    """Not as the numbers that they look like, nor without the end that NumPy's texts cannot hold."""
+    import pyarrow
+    from pyarrow import parquet
+
+    queries = ["7", "07", "007", "12345678901234567890", "12345678901234567891", "a", "a\0", "1e3", "1000"]
+    path = tmp_path / f"a.{ending}"
+    if ending == "csv":
+        path.write_text("query,label,f\n" + "".join(f"{query},1,0\n{query},0,1\n" for query in queries))
+    else:
+        rows = {"query": [query for query in queries for _ in range(2)], "label": [1, 0] * 9, "f": [0, 1] * 9}
+        parquet.write_table(pyarrow.table(rows), path)
+    assert {name: grades for name, (grades, _) in whole(read(path)).items()} == {key: [1, 0] for key in queries}
+
+
+def test_names_of_columns_that_are_no_utf8(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"query,label,f\xff\n1,1,1\n")
+    with pytest.raises(UserError, match=r"a\.csv: .*can't decode byte 0xff"):
+        read(tmp_path / "a.csv")

@@ -1,5 +1,6 @@
 """The files of a run: whole or not there, with a checksum, and one line for those that are broken."""
 
+import errno
 import json
 import os
 import random
@@ -68,13 +69,13 @@ def test_every_flipped_bit_is_noticed(copied, name):
     header = 8 + int.from_bytes(whole[:8], "little")
     places = [draw.randrange(8 * len(whole)) for _ in range(40)]
     places += [draw.randrange(8 * header) for _ in range(40)] if name != "state.pt" else []
+    places += [8 * whole.find(b"sha256") + n for n in range(8 * 8)] if name != "state.pt" else []
     places += [8 * len(whole) - 1 - n for n in range(0, 8 * 100, 37)]  # the end, where a state has its checksum
     for bit in places:
         flipped(path, bit)
-        if b'"sha256"' in path.read_bytes() or name == "state.pt":  # (else it reads as one of an earlier version)
-            with pytest.raises(UserError, match=str(path)) as caught:
-                load(path)
-            assert "\n" not in str(caught.value)
+        with pytest.raises(UserError, match=str(path)) as caught:
+            load(path)
+        assert "\n" not in str(caught.value)
         path.write_bytes(whole)
     for length in (0, 1, 7, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
@@ -94,6 +95,15 @@ def test_the_same_weights_are_the_same_bytes(tmp_path):
         subprocess.run([sys.executable, "-c", code, str(tmp_path / process)], check=True)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
     assert len(list(tmp_path.iterdir())) == 8
+
+
+def test_weights_of_version_01_have_no_checksum(tmp_path):
+    from safetensors.torch import save_file
+
+    notes = {"format": "pt", "rankgrad": json.dumps({"config": {}, "metrics": {}})}
+    save_file({"weight": torch.ones(3)}, tmp_path / "a.safetensors", metadata=notes)
+    tensors, metadata = checkpoint.load_weights(tmp_path / "a.safetensors")
+    assert tensors["weight"].tolist() == [1, 1, 1] and metadata == {"config": {}, "metrics": {}}
 
 
 def test_safetensors_reads_our_files(tmp_path):
@@ -194,6 +204,35 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["state.pt"]
 
 
+def test_a_folder_is_whole_or_not_there(tmp_path):
+    """Whatever the writer raises (safetensors has errors of its own), and when the folder cannot be moved."""
+
+    def write(text, error=None):
+        def inside(folder):
+            folder.mkdir()
+            (folder / "a").write_text(text)
+            if error is not None:
+                raise error
+
+        return inside
+
+    path = tmp_path / "model"
+    for text in ("first", "second"):
+        checkpoint.write_folder(path, write(text), 10)
+        assert (path / "a").read_text() == text and os.listdir(tmp_path) == ["model"]
+    for error in (OSError(errno.ENOSPC, "No space left"), RuntimeError("I/O error: No space left")):
+        with pytest.raises(UserError, match=rf"^{path}: cannot be written \(.*No space left"):
+            checkpoint.write_folder(path, write("third", error), 10)
+        assert (path / "a").read_text() == "second" and os.listdir(tmp_path) == ["model"]
+
+
+def test_a_folder_that_cannot_be_moved_leaves_the_old_one(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UserError, match=r"model: cannot be written \(No such file"):
+        checkpoint.write_folder(tmp_path / "model", lambda beside: None, 10)
+    assert os.listdir(tmp_path) == ["model"]
+
+
 def test_a_place_that_is_no_file(tmp_path):
     for path, message in ((Path("/"), "expected the name of a file"), (tmp_path, "cannot be written")):
         with pytest.raises(UserError, match=message):
@@ -208,6 +247,8 @@ def test_parts_of_killed_runs_are_removed(tmp_path):
     kept = [tmp_path / "a" / f".state.pt.{os.getppid()}.part", tmp_path / "a" / ".mine.part"]
     for path in (*old, *kept):
         path.write_text("half")
+    old.append(tmp_path / "a" / f".model.{dead.pid}.part")
+    (old[-1] / "inside").mkdir(parents=True)
     run.run("digits", SHORT, out=str(tmp_path / "a"), resume=True)
     assert not any(path.exists() for path in old) and all(path.exists() for path in kept)
 
@@ -336,9 +377,9 @@ def test_yaml_bombs_are_refused_at_once(tmp_path):
 
 def test_names_with_escape_sequences(tmp_path, capfd):
     evil = "\x1b[2J\x07\u202eevil\udcff\n"
-    assert printable(evil) == "\\x1b[2J\\x07\\u202eevil\\udcff\n"
+    assert printable(evil) == "\\x1b[2J\\x07\\u202eevil\\udcff\\n"
     message = told("train", tmp_path / evil)
-    assert "\x1b" not in message and "\\x1b[2J" in message
+    assert "\n" not in message and "\x1b" not in message and "\\x1b[2J" in message
     with log.progress(f"{evil}{{x}}[bold]", 3, 0, show=True) as bar:
         bar.say(f"skipped {evil} [red]")
     out = capfd.readouterr().out

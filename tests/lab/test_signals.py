@@ -1,18 +1,21 @@
 """Runs that are asked to stop: Ctrl-C, SIGTERM, SIGHUP; saved after the step at hand and exact to continue."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 
+from rankgrad.lab import cli, recipes
 from rankgrad.lab.cli import main
 from rankgrad.lab.recipes import run
-from rankgrad.lab.training import checkpoint, log, signals
+from rankgrad.lab.training import checkpoint, log, output, signals
 from rankgrad.lab.training.errors import Interrupted
 from rankgrad.lab.training.loop import Trainer
 
@@ -140,17 +143,88 @@ def test_ignored_signals_stay_ignored(monkeypatch):
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN is signal.getsignal(signal.SIGINT)
 
 
-def test_a_run_stops_where_nothing_reads_its_output(tmp_path):
+SHORT = ["epochs=1", "evaluate_first=false", "device=cpu"]
+
+
+def begun(tmp_path, *settings):
+    """A command that trains, as a shell starts it."""
+    return [sys.executable, "-m", "rankgrad", "train", "digits", *settings, "--out", str(tmp_path / "a")]
+
+
+def test_a_run_goes_on_where_nothing_reads_its_output(tmp_path):
+    """`rankgrad train ... 2>&1 | head -0`."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(begun(tmp_path, *SHORT), stdout=write, stderr=write, check=False)
+    os.close(write)
+    assert done.returncode == 0 and (tmp_path / "a" / "report.html").is_file()
+
+
+def test_a_run_goes_on_where_its_output_finds_no_room(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(begun(tmp_path, *SHORT), stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 0 and not done.stderr and (tmp_path / "a" / "report.html").is_file()
+
+
+def test_a_run_stops_by_ctrl_c_where_nothing_reads_its_output(tmp_path):
     """Ctrl-C ends `tee` too, behind `2>&1 | tee log`."""
-    code = (
-        "import os, signal; from rankgrad.lab.training import signals\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "os.close(2)\n"
-        "with signals.noted() as stop:\n"
-        "    os.kill(os.getpid(), signal.SIGINT); print(stop.number)"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert shown == "2\n"
+    read, write = os.pipe()
+    process = subprocess.Popen(begun(tmp_path, *DIGITS, "epochs=500"), stdout=write, stderr=write)
+    os.close(write)
+    wait_for_steps(tmp_path, process)
+    os.close(read)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert checkpoint.load_state(tmp_path / "a" / "state.pt")["step"] == len(rows(tmp_path / "a"))
+
+
+def wait_for_steps(tmp_path, process):
+    deadline = time.monotonic() + 100
+    while process.poll() is None and time.monotonic() < deadline:
+        if len(log.read_table(tmp_path / "a" / "steps.csv")) >= 3:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no steps, status {process.poll()}")
+
+
+def test_a_closed_terminal(tmp_path):
+    """The terminal goes, the system sends SIGHUP, and every write to the terminal fails."""
+    ours, theirs = os.openpty()
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(
+            begun(tmp_path, *DIGITS, "epochs=500"),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=said,
+            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+        )
+    os.close(theirs)
+    wait_for_steps(tmp_path, process)
+    os.close(ours)
+    assert process.wait(60) == 128 + signal.SIGHUP
+    assert "rankgrad: interrupted; resume with: rankgrad train " in (tmp_path / "said").read_text()
+    assert checkpoint.load_state(tmp_path / "a" / "state.pt")["step"] == len(rows(tmp_path / "a"))
+
+
+def test_output_is_dropped_only_where_it_cannot_be_written(capsys):
+    with output.may_go_nowhere():
+        print("heard")
+        print("too", file=sys.stderr)
+    assert capsys.readouterr() == ("heard\n", "too\n")
+
+
+@pytest.mark.parametrize("verb", ["ls", "report", "before"])
+def test_an_interrupt_is_a_line(tmp_path, monkeypatch, capsys, verb):
+    """In a verb, and while the verbs are being imported."""
+
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    where = {"ls": (recipes, "summary"), "report": (run, "write_report"), "before": (cli, "build")}[verb]
+    monkeypatch.setattr(*where, interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main(["report", str(tmp_path)] if verb == "report" else ["ls"])
+    assert caught.value.code == 130 and capsys.readouterr().err == "rankgrad: interrupted\n"
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path, monkeypatch):

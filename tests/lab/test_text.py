@@ -198,6 +198,12 @@ FINE = [("a b", "x"), ("c d", "y")] * 4
             [("a", "b", "-1")],
             r"line 2: expected a grade, a number >= 0, received '-1'",
         ),
+        (("query", "document", "grade"), [("a", "b", "-1")], r"expected a grade from 0 to 100, received '-1'"),
+        (
+            ("query", "document", "grade"),
+            [("a", "b", "1e308")],
+            r"expected a grade from 0 to 100, received '1e308'",
+        ),
         (("query", "document", "grade"), [("a", "b", "1"), ("a", "b", "2")], r"a document with two grades"),
         (("query", "document", "grade"), [("a", "b", "1"), ("a", "c", "2")], r"two queries at least, found 1"),
     ],

@@ -189,6 +189,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
     assert len(rows(tmp_path / "a")) == 5
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_metric_that_is_no_number_stops_the_run(tmp_path, monkeypatch, value):
+    """At once: no checkpoint would be the best one by it, which is told after all training otherwise."""
+    from rankgrad.lab.retrieval.task import RetrievalTask
+
+    inner = RetrievalTask.evaluate
+    monkeypatch.setattr(RetrievalTask, "evaluate", lambda self: {**inner(self), self.headline: value})
+    with pytest.raises(UserError, match=rf"^R@1: {value} after step 8 \(epoch 1\), training stopped"):
+        run.run("digits", SHORT, out=str(tmp_path / "a"))
+    assert len(rows(tmp_path / "a")) == 8
+
+
 def test_nan_embeddings_stop_the_run(tmp_path):
     with pytest.raises(UserError, match=r"^loss: nan at step"):
         run.run("digits", [*SHORT, "lr=1e18", "optim.schedule=constant"], out=str(tmp_path / "a"))

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 
 import rankgrad
 from rankgrad.lab.recipes import run
+from rankgrad.lab.training import checkpoint
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Exportable
 from rankgrad.lab.use import exporting, index, load
@@ -165,7 +167,7 @@ def test_an_index_that_cannot_be_searched(embedder, tmp_path):
     weights.unlink()
     assert "is gone" in cli("search", made, root)
     made.write_bytes(b"hello")
-    assert "is broken" in cli("search", made, root)
+    assert "is damaged" in cli("search", made, root)
 
 
 def test_many_items_make_a_graph(embedder, tmp_path, monkeypatch):
@@ -227,3 +229,15 @@ def test_version_and_completion():
     assert verbs == ["search"]
     recipes = said(_RANKGRAD_COMPLETE="complete_bash", COMP_WORDS="rankgrad train cub", COMP_CWORD="2")
     assert recipes == ["cub", "cub-proxy"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_embeddings_that_are_no_numbers_are_not_written(embedder, tmp_path, value):
+    folder, root = embedder
+    weights, notes = checkpoint.load_weights(folder / "best.safetensors")
+    lost = {name: tensor * (value if tensor.is_floating_point() else 1) for name, tensor in weights.items()}
+    network = SimpleNamespace(state_dict=lambda: lost)
+    checkpoint.save_weights(tmp_path / "a.safetensors", network, notes)
+    code = cli("embed", tmp_path / "a.safetensors", root, "--out", tmp_path / "a.npz")
+    assert code.startswith("rankgrad: RUN: the network produced NaN or infinite embeddings for 36 of 36 items")
+    assert os.listdir(tmp_path) == ["a.safetensors"]

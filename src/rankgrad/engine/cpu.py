@@ -53,7 +53,8 @@ def _numba_kernels() -> SimpleNamespace | None:
         if vars(numba.config)["DISABLE_JIT"]:  # as Python they would take minutes
             return None
         from rankgrad.engine._kernels import lists_cpu, placing_cpu, words_cpu
-    except (ImportError, RuntimeError) as reason:  # a NumPy it does not support; no folder for its cache
+    # a NumPy it does not support; no folder for its cache; NUMBA_NUM_THREADS=0
+    except (ImportError, RuntimeError, ValueError) as reason:
         warnings.warn(
             f"rankgrad: Numba is installed but cannot be used ({reason}); using the slower sorts of "
             "torch. If it cannot cache functions, set NUMBA_CACHE_DIR to a folder it may write to",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ def build() -> typer.Typer:
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; user errors are printed as one line."""
     from rankgrad.lab.training.errors import UserError, in_a_line, printable
+    from rankgrad.lab.training.output import may_go_nowhere
 
     try:
         return build()(arguments)
@@ -66,8 +68,16 @@ def main(arguments: list[str] | None = None) -> Any:
         message, status = printable(f"rankgrad: {error}"), getattr(error, "status", 1)
         if status == 1:
             sys.exit(message)
-        print(message, file=sys.stderr)
+        with may_go_nowhere():
+            print(message, file=sys.stderr)
         sys.exit(status)
+    except (KeyboardInterrupt, SystemExit) as error:
+        # before a verb begins, and where typer has made a status of it
+        if isinstance(error, SystemExit) and error.code != 128 + signal.SIGINT:
+            raise
+        with may_go_nowhere():
+            print("rankgrad: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (MemoryError, RuntimeError, ValueError) as error:
         told = in_a_line(error)
         if told is None:

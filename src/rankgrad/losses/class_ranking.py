@@ -67,7 +67,7 @@ class ClassRankingLoss(nn.Module):
             raise ValueError("map_weight, pooled_weight: expected at least one > 0, received 0 and 0")
         self.form = _check.one_of("form", form, FORMS)
         self.distributed = bool(distributed)
-        self.memory = ScoreMemory(_check.count("memory", memory, at_least=0))
+        self.memory = ScoreMemory(_check.count("memory", memory, at_least=0, at_most=_check.MANY))
 
     def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
         """The weighted loss of a batch.

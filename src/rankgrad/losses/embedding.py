@@ -35,7 +35,7 @@ class EmbeddingLoss(nn.Module):
         super().__init__()
         reach_of(lam, window), margin_of(margin)
         self.lam, self.window, self.margin = lam, window, margin
-        self.memory = EmbeddingMemory(_check.count("memory", memory, at_least=0))
+        self.memory = EmbeddingMemory(_check.count("memory", memory, at_least=0, at_most=_check.MANY))
         if max_relevant is not None:
             max_relevant = _check.count("max_relevant", max_relevant, at_least=1)
         self.max_relevant = max_relevant
@@ -107,6 +107,8 @@ class EmbeddingLoss(nn.Module):
         common one. Forces act on the first kind alone.
         """
         several, dtype = self.processes.several, kinds[0].queries.dtype
+        if not several and not len(kinds[0].queries):
+            return kinds[0].queries.sum()  # no list counts: 0, with a gradient of no rows
         asked = self.asked(dtype)
         asked_of = [asked, *[asked._replace(forces="")] * (len(kinds) - 1)]
         known = [Known(self._tables(kind, asked.reach)) for kind in kinds]

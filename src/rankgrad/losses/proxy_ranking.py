@@ -63,8 +63,8 @@ class ProxyRankingLoss(nn.Module):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        _check.count("num_classes", num_classes, at_least=1)
-        _check.count("embedding_size", embedding_size, at_least=1)
+        _check.count("num_classes", num_classes, at_least=1, at_most=_check.MANY)
+        _check.count("embedding_size", embedding_size, at_least=1, at_most=_check.MANY)
         self.window = _check.positive("window", window)
         self.threshold = _check.non_negative("threshold", threshold)
         self.pairs = _check.non_negative("pairs", pairs)

@@ -34,6 +34,7 @@ class RetrievalMetrics:
 
     def summary(self, recall_at: Sequence[int]) -> dict[str, float]:
         """Percentages over the queries that have something relevant."""
+        recall_at = [_check.count("recall_at", k, at_least=1) for k in recall_at]
         counts = self.first > 0
         many = counts.sum().clamp(min=1)
         shares = {f"R@{k}": (counts & (self.first <= k)).sum().double() / many for k in recall_at}

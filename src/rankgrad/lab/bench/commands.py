@@ -133,7 +133,7 @@ def bench(
     longest: Annotated[int, typer.Option(min=long_lists.LENGTHS[0], help="leave out longer lists")] = 10_000_000,
     baselines_up_to: Annotated[int, typer.Option(help="time plain and reference up to this length")] = 10_000_000,
     largest_batch: Annotated[int, typer.Option(help="leave out larger batches of embeddings")] = 16_384,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 = torch's choice")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 = torch's choice")] = 0,
     markdown: Annotated[Path | None, typer.Option(help="write the tables here as Markdown")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here as JSON")] = None,
 ) -> None:

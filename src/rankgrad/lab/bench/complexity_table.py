@@ -64,7 +64,7 @@ def complexity(
     seconds: Annotated[float, typer.Option(help="a call that would take longer is not made", min=0.01)] = 60.0,
     longest: Annotated[int, typer.Option(help="leave out longer lists", min=100)] = 10_000_000,
     methods: Annotated[str, typer.Option(help="only these, with commas between them")] = "",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 = torch's choice")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 = torch's choice")] = 0,
     markdown: Annotated[Path | None, typer.Option(help="write the table here as Markdown")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here as JSON")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw it here: FILE.png and FILE.svg")] = None,

@@ -181,7 +181,7 @@ SECTIONS: dict[str, Callable[[torch.device, Sizes], Iterator[Measurement]]] = {
 
 def reach(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 = torch's choice")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 = torch's choice")] = 0,
     rehearse: Annotated[bool, typer.Option(help="small inputs, to see that everything runs")] = False,
     markdown: Annotated[Path | None, typer.Option(help="write the tables here as Markdown")] = None,
 ) -> None:

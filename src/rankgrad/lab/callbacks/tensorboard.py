@@ -10,6 +10,7 @@ from typing import Any
 
 from rankgrad.lab.callbacks import Callback, told
 from rankgrad.lab.training.checkpoint import not_written
+from rankgrad.lab.training.errors import UserError
 
 
 class TensorBoard(Callback):
@@ -57,6 +58,9 @@ class TensorBoard(Callback):
     def _told(self) -> Iterator[None]:
         try:
             yield
+        except UnicodeEncodeError:
+            told = "TensorBoard writes to folders whose names are UTF-8; callbacks=[] does without it"
+            raise UserError(f"--out: {self._folder}: {told}") from None
         except OSError as error:
             self._board = None
             raise not_written(self._folder, error, 4096) from None

@@ -21,6 +21,8 @@ from rankgrad.detection.boxes import iou
 from rankgrad.lab.detection.matching import shares
 from rankgrad.lab.detection.scenes import Objects
 
+#: Overlaps of detections with objects that are computed at a time.
+_AT_ONCE = 2**22
 THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 
 
@@ -77,8 +79,24 @@ class _Table:
         self.difficult[row, column] = hard[order]
         self.row_of = torch.full((len(objects) * classes,), len(keys))
         self.row_of[keys] = torch.arange(len(keys))
-        #: How many objects of each class count.
-        self.positives = torch.bincount(label[~hard], minlength=classes)
+
+
+def _groups(counts: Tensor, objects: Sequence[Objects]) -> list[Tensor]:
+    """Numbers of images whose objects are judged together, those with like many of a class: rows are padded.
+
+    Args:
+        counts: ``[images]``, how many detections each has.
+        objects: Of each.
+    """
+    most = torch.tensor([int(o.labels.bincount().max()) if len(o.labels) else 1 for o in objects])
+    order = most.argsort(stable=True)
+    groups, begin, many = [], 0, 0
+    for at, (count, width) in enumerate(zip(counts[order].tolist(), most[order].tolist(), strict=True)):
+        if at > begin and (many + count) * width > _AT_ONCE:
+            groups.append(order[begin:at].sort().values)
+            begin, many = at, 0
+        many += count
+    return [*groups, order[begin:].sort().values]
 
 
 def _voc_hits(overlap: Tensor, rows: Tensor, table: _Table, threshold: float) -> tuple[Tensor, Tensor]:
@@ -171,7 +189,6 @@ def evaluate(
     """
     if len(detections) != len(objects):
         raise ValueError(f"detections: expected those of {len(objects)} images, received {len(detections)}")
-    table = _Table(objects, classes)
     counts = torch.tensor([len(d["scores"]) for d in detections])
     image = torch.arange(len(detections)).repeat_interleave(counts)
     label = torch.cat([d["labels"].cpu() for d in detections]) - 1
@@ -180,19 +197,25 @@ def evaluate(
     order = scores.argsort(descending=True, stable=True)
     order = order[label[order].argsort(stable=True)]  # by class, best first
     image, label, boxes = image[order], label[order], boxes[order]
-    rows = table.row_of[image * classes + label]
-    overlap = iou(boxes.unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
-    voc, voc_neither = _voc_hits(overlap, rows, table, 0.5)
-    if protocol == "coco":
-        crowds = shares(boxes.unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
-        overlap = torch.where(table.difficult[rows], crowds, overlap)
-    coco, coco_neither = _coco_hits(overlap, rows, table)
+    voc, voc_neither = (torch.zeros(len(order), dtype=torch.bool) for _ in range(2))
+    coco, coco_neither = (torch.zeros(len(THRESHOLDS), len(order), dtype=torch.bool) for _ in range(2))
+    for group in _groups(counts, objects):
+        here = torch.isin(image, group).nonzero().flatten()
+        table = _Table([objects[number] for number in group.tolist()], classes)
+        rows = table.row_of[torch.searchsorted(group, image[here]) * classes + label[here]]
+        overlap = iou(boxes[here].unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
+        voc[here], voc_neither[here] = _voc_hits(overlap, rows, table, 0.5)
+        if protocol == "coco":
+            crowds = shares(boxes[here].unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
+            overlap = torch.where(table.difficult[rows], crowds, overlap)
+        coco[:, here], coco_neither[:, here] = _coco_hits(overlap, rows, table)
+    count = torch.bincount(torch.cat([o.labels[~o.difficult] for o in objects]) - 1, minlength=classes)
 
     area, eleven = (torch.full((classes,), torch.nan, dtype=torch.float64) for _ in range(2))
     levels = torch.full((len(THRESHOLDS), classes), torch.nan, dtype=torch.float64)
     ends = torch.bincount(label, minlength=classes).cumsum(0).tolist()
     for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        positives = int(table.positives[number])
+        positives = int(count[number])
         if not positives:
             continue
         part = slice(begin, end)
@@ -203,7 +226,7 @@ def evaluate(
             levels[level, number] = coco_points(*curve)
     outcomes = torch.empty(len(order), dtype=torch.int8)
     outcomes[order] = voc.to(torch.int8) - voc_neither.to(torch.int8)
-    threshold = _best_threshold(scores, outcomes, int(table.positives.sum()))
+    threshold = _best_threshold(scores, outcomes, int(count.sum()))
     return DetectionMetrics(area, eleven, levels, outcomes.split(counts.tolist()), threshold, protocol)
 
 

@@ -14,6 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rankgrad.detection.boxes import areas, iou
 
+#: Overlaps that are computed at a time: 256 MiB, and a few times that for what lies between.
+_AT_ONCE = 2**26
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -48,11 +51,12 @@ def overlaps(truth: Truth, boxes: Tensor) -> Tensor:
     return iou(truth.boxes.unsqueeze(2), boxes.unsqueeze(1)).masked_fill(~truth.exists.unsqueeze(2), -1.0)
 
 
-def matches(overlap: Tensor, *, high: float, low: float, keep_best: bool) -> tuple[Tensor, Tensor]:
+def matches(truth: Truth, boxes: Tensor, *, high: float, low: float, keep_best: bool) -> tuple[Tensor, Tensor]:
     """The object of each box, and whether it is foreground, by torchvision's ``Matcher``.
 
     Args:
-        overlap: ``[B, G, N]``, -1 where no object is.
+        truth: The objects, some of them at a time: an image may have many thousands.
+        boxes: ``[B or 1, N, 4]``.
         high: A box that overlaps its best object at least so much is foreground.
         low: Less than that is background; between the two is neither.
         keep_best: The boxes that overlap an object most are foreground however little it is.
@@ -60,12 +64,21 @@ def matches(overlap: Tensor, *, high: float, low: float, keep_best: bool) -> tup
     Returns:
         ``[B, N]`` numbers of the best objects, and ``[B, N]`` int8: 1 foreground, 0 background, -1 neither.
     """
-    value, best = overlap.max(1)
+    images, many = truth.exists.shape
+    value = boxes.new_full((images, boxes.shape[1]), -torch.inf)
+    best, kept = torch.zeros_like(value, dtype=torch.int64), torch.zeros_like(value, dtype=torch.bool)
+    at_once = max(1, _AT_ONCE // max(1, value.numel()))
+    for begin in range(0, many, at_once):
+        part = slice(begin, begin + at_once)
+        overlap = overlaps(Truth(truth.boxes[:, part], truth.labels[:, part], truth.exists[:, part]), boxes)
+        largest, at = overlap.max(1)
+        best = torch.where(largest > value, at + begin, best)
+        value = torch.maximum(value, largest)
+        if keep_best:
+            most = overlap.amax(2, keepdim=True)
+            kept |= ((overlap == most) & (most >= 0)).any(1)
     kind = (value >= high).to(torch.int8) - ((value >= low) & (value < high)).to(torch.int8)
-    if keep_best:
-        most = overlap.amax(2, keepdim=True)
-        kind = torch.where(((overlap == most) & (most >= 0)).any(1), 1, kind)
-    return best, kind
+    return best, torch.where(kept, 1, kind) if keep_best else kind
 
 
 def sample(kind: Tensor, *, size: int, positives: int) -> tuple[Tensor, Tensor]:

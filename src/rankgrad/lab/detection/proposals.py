@@ -20,7 +20,7 @@ from torchvision.ops import nms
 from rankgrad.detection.boxes import own_scores, sampled_giou_loss
 from rankgrad.detection.objectness import objectness_loss
 from rankgrad.lab.detection.config import Boxes
-from rankgrad.lab.detection.matching import Truth, matches, overlaps, sample
+from rankgrad.lab.detection.matching import Truth, matches, sample
 
 
 def suppressed(boxes: Tensor, alive: Tensor, threshold: float, *, every: int = 8) -> Tensor:
@@ -130,7 +130,8 @@ class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
         """Objectness of sampled anchors, or of all of them where it is ranked, and boxes of sampled ones."""
         matcher, sampler = self.proposal_matcher, self.fg_bg_sampler
         best, kind = matches(
-            overlaps(truth, anchors.unsqueeze(0)),
+            truth,
+            anchors.unsqueeze(0),
             high=matcher.high_threshold,
             low=matcher.low_threshold,
             keep_best=matcher.allow_low_quality_matches,
@@ -213,9 +214,7 @@ class BatchedHeads(RoIHeads):  # type: ignore[misc]
             row[len(part) : len(part) + len(target["boxes"])] = target["boxes"]
         there = torch.arange(most).unsqueeze(0) < torch.tensor(counts).unsqueeze(1)
         matcher, sampler = self.proposal_matcher, self.fg_bg_sampler
-        best, kind = matches(
-            overlaps(truth, boxes), high=matcher.high_threshold, low=matcher.low_threshold, keep_best=False
-        )
+        best, kind = matches(truth, boxes, high=matcher.high_threshold, low=matcher.low_threshold, keep_best=False)
         kind = kind.masked_fill(~there.to(boxes.device, non_blocking=True), -1)
         size = sampler.batch_size_per_image
         columns, chosen = sample(kind, size=size, positives=int(size * sampler.positive_fraction))

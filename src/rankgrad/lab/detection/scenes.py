@@ -16,6 +16,8 @@ from rankgrad.lab.vision import decoding
 
 #: No image has a longer side, in pixels.
 LARGEST = 1_000_000
+#: Of an image's side: a narrower box may have no width left when float32 numbers mirror it.
+NARROWEST = 2**-20
 
 
 @dataclass(frozen=True)

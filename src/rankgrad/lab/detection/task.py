@@ -20,7 +20,7 @@ from rankgrad.lab.detection import data, model
 from rankgrad.lab.detection.batches import AspectSampler, canvas, place_boxes
 from rankgrad.lab.detection.config import Boxes, Config, Data
 from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
-from rankgrad.lab.detection.scenes import Objects, Scenes, notes_on
+from rankgrad.lab.detection.scenes import NARROWEST, Objects, Scenes, notes_on
 from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
@@ -182,7 +182,7 @@ class DetectionTask(Task):
         train, self.test, self.classes = read_sources(config.data, config.view.longest(), device)
         assert train is not None
         self.source = train
-        self.objects = [_to_train_on(objects) for objects in train.scenes.objects]
+        self.objects = [_to_train_on(*one) for one in zip(train.scenes.objects, train.scenes.sizes, strict=True)]
         self.told = notes_on(self.objects, self.test.scenes.objects, self.classes)
         try:
             self.sampler = AspectSampler(train.ratios(), size=config.batch.size, seed=config.seed)
@@ -340,7 +340,8 @@ class DetectionTask(Task):
         return sections(run, config, beside)
 
 
-def _to_train_on(objects: Objects) -> Objects:
-    """The objects that are not difficult and have an area."""
-    kept = ~objects.difficult & (objects.boxes[:, 2:] > objects.boxes[:, :2]).all(1)
+def _to_train_on(objects: Objects, size: tuple[float, float]) -> Objects:
+    """The objects that are not difficult and have an area in an image of this width and height."""
+    sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
+    kept = ~objects.difficult & (sides > NARROWEST * torch.tensor(size)).all(1)
     return Objects(objects.boxes[kept], objects.labels[kept], objects.difficult[kept])

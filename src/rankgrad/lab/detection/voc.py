@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
-from rankgrad.lab.detection.scenes import LARGEST, Annotation, Row, size_of
+from rankgrad.lab.detection.scenes import LARGEST, NARROWEST, Annotation, Row, size_of
 from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reading import read_lines
@@ -85,7 +85,8 @@ def read_annotation(path: Path, image: Path) -> Annotation:
         written = [_number(box, side) for side in ("xmin", "ymin", "xmax", "ymax")]
         left, top = max(written[0] - 1, 0.0), max(written[1] - 1, 0.0)
         right, bottom = min(written[2], width), min(written[3], height)
-        if not (right > left and bottom > top):
+        narrowest = [NARROWEST * side if math.isfinite(side) else 0.0 for side in (width, height)]
+        if not (right - left > narrowest[0] and bottom - top > narrowest[1]):
             edges = ", ".join(f"{side:g}" for side in written)
             raise ValueError(f"a box of {name} with nothing of the {width:g} x {height:g} pixels in it ({edges})")
         out.append((name, [left, top, right, bottom], (item.findtext("difficult") or "0").strip() == "1"))

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from rankgrad.lab.figures import style
 from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.reading import read_lines
 
 _DEFAULT = Path("benchmarks/results")
 _BASE = "recall loglog"
@@ -82,7 +83,11 @@ def read_results(path: Path) -> tuple[Rows, list[str]]:
     rows: Rows = {}
     used = []
     for file in files:
-        table = read_table(file.read_text(encoding="utf-8"))
+        text = "\n".join(read_lines(file, 10_000_000, argument="--results"))
+        try:
+            table = read_table(text)
+        except ValueError as error:
+            raise UserError(f"--results: {file}: expected a table of benchmarks/cub.py ({error})") from None
         for epochs, lines in table.items():
             rows[epochs] = rows.get(epochs, {}) | lines
         if table:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import zipfile
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rankgrad import metrics
 from rankgrad.lab.figures import style
 from rankgrad.lab.figures.drawing import Drawing, FigureInputs
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.reading import check_memory, size_of
 from rankgrad.pairs import retrieval_pairs
 
 MEMORIES = (0, 3, 7)
-_CHUNK = 512
+_CHUNK = 2**24  # scores that are computed at a time
+_MOST = 2**17  # items: all of them are ranked for each
 
 CAPTION = """mAP within a batch of {data}, its items as queries and as candidates, against the size of the
 batch. Lines are the mean over random batches, bands one standard deviation; the dashed line is the mAP of all
@@ -30,6 +37,8 @@ def draw(inputs: FigureInputs) -> list[Drawing]:
     n = len(labels)
     sizes = [2**k for k in range(4, 20) if 2**k * 2 <= n]
     truth = whole(embeddings, labels)
+    if math.isnan(truth):
+        raise UserError(f"no two items of {name} have the same label: there is nothing to find")
     with style.applied():
         figure = style.sheet(5.8, 3.7)
         axes = figure.subplots()
@@ -71,10 +80,9 @@ def drawn(size: int) -> int:
 
 
 def whole(embeddings: Tensor, labels: Tensor) -> float:
-    """mAP of all items, each against all others, in chunks."""
+    """mAP of all items, each against all others."""
     rows = torch.arange(len(labels))
-    parts = rows.split(_CHUNK)
-    every = torch.cat([_average_precisions(embeddings, labels, part, rows) for part in parts])
+    every = _average_precisions(embeddings, labels, rows, rows)
     return float(every[every >= 0].mean())
 
 
@@ -87,12 +95,15 @@ def _mean_ap(embeddings: Tensor, labels: Tensor, queries: Tensor, candidates: Te
 def _average_precisions(embeddings: Tensor, labels: Tensor, queries: Tensor, candidates: Tensor) -> Tensor:
     """AP of each query; -1 where nothing is relevant. The queries are the first candidates or their own rows."""
     place = torch.full((len(labels),), -1).index_put((candidates,), torch.arange(len(candidates)))
-    scores, relevance, mask = retrieval_pairs(
-        embeddings[queries], labels[queries], embeddings[candidates], labels[candidates], place[queries]
-    )
-    assert mask is not None
-    found = metrics.average_precision(scores, relevance, mask=mask, reduction="none")
-    return found.where((relevance & mask).any(-1), -1.0)
+    parts = []
+    for some in queries.split(max(1, _CHUNK // len(candidates))):
+        scores, relevance, mask = retrieval_pairs(
+            embeddings[some], labels[some], embeddings[candidates], labels[candidates], place[some]
+        )
+        assert mask is not None
+        found = metrics.average_precision(scores, relevance, mask=mask, reduction="none")
+        parts.append(found.where((relevance & mask).any(-1), -1.0))
+    return torch.cat(parts)
 
 
 def _embeddings(inputs: FigureInputs) -> tuple[Tensor, Tensor, str]:
@@ -111,12 +122,39 @@ def _from_file(path: Path) -> tuple[Tensor, Tensor]:
     """``labels``, or the folder of each of the ``names`` that ``rankgrad embed`` writes."""
     if not path.is_file():
         raise UserError(f"--embeddings: no such file {str(path)!r}")
-    found = np.load(path)
+    found = _arrays(path)
     if "embeddings" not in found or not {"labels", "names"} & set(found):
         raise UserError(f"--embeddings: expected `embeddings` and `labels` (or `names`) in {str(path)!r}")
-    kinds = found["labels"] if "labels" in found else [Path(str(name)).parent.name for name in found["names"]]
+    embeddings, kind = found["embeddings"], "labels" if "labels" in found else "names"
+    numeric = embeddings.ndim == 2 and embeddings.dtype.kind in "fiu"
+    with np.errstate(over="ignore"):
+        rows = torch.tensor(embeddings.astype(np.float32) if numeric else torch.nan)
+    if not bool(rows.isfinite().all()):
+        told = f"{embeddings.dtype} of shape {list(embeddings.shape)}"
+        raise UserError(f"--embeddings: {path}: expected finite `embeddings` [N, dim], received {told}")
+    if found[kind].shape != (len(embeddings),):
+        shape = list(found[kind].shape)
+        raise UserError(f"--embeddings: {path}: expected `{kind}` of {len(embeddings)} items, received {shape}")
+    if len(embeddings) > _MOST:
+        raise UserError(f"--embeddings: {path}: expected up to {_MOST:,} items, received {len(embeddings):,}")
+    kinds = found["labels"] if kind == "labels" else [Path(str(name)).parent.name for name in found["names"]]
     numbers = np.unique(np.asarray(kinds), return_inverse=True)[1]
-    return torch.tensor(found["embeddings"], dtype=torch.float32), torch.tensor(numbers)
+    return rows, torch.tensor(numbers)
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an ``.npz`` that are used, if they are in proportion to it: zeros take no place there."""
+    size = size_of(path, argument="--embeddings")
+    try:
+        with zipfile.ZipFile(path) as file:
+            unpacked = sum(one.file_size for one in file.infolist())
+        check_memory(3 * unpacked, f"--embeddings: {path}", "its arrays", size)
+        with np.load(path) as found:
+            return {name: np.asarray(found[name]) for name in ("embeddings", "labels", "names") if name in found}
+    except UserError:
+        raise
+    except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"--embeddings: {path}: expected an .npz of arrays ({error})") from None
 
 
 def _from_run(run: Path) -> tuple[Tensor, Tensor]:

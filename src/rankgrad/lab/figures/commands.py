@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankgrad.lab.training.config import chosen
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.errors import UserError, printable
 
 
 def figure(
@@ -38,18 +38,18 @@ def figure(
             print(f"{known:20} {told}")
         return
     chosen("NAME", name, ["all", "ls", *FIGURES])
-    inputs = FigureInputs(run, embeddings, results, tell=lambda line: console.print(line, markup=False))
+    inputs = FigureInputs(run, embeddings, results, tell=lambda line: console.print(printable(line), markup=False))
     for wanted in FIGURES if name == "all" else [name]:
         try:
             drawings = make(wanted, inputs)
         except UserError as error:
             if name != "all":
                 raise
-            console.print(f"{wanted}: left out, {error}", markup=False)
+            console.print(printable(f"{wanted}: left out, {error}"), markup=False)
             continue
         for drawing in drawings:
             files = drawing.save(out)
-            print(f"{', '.join(str(file) for file in files)}\n{drawing.text}\n")
+            print(printable(", ".join(map(str, files))), f"{drawing.text}\n", sep="\n")
 
 
 def register(app: typer.Typer) -> None:

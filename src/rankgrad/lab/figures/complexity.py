@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pydantic import AfterValidator, Field
+from typing_extensions import NotRequired, TypedDict
 
 from rankgrad.lab.figures import style
 from rankgrad.lab.figures.drawing import Drawing, FigureInputs
+from rankgrad.lab.training.config import chosen
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.run_files import Seconds, read_json
 
 _DEFAULT = Path("benchmarks/results")
 
@@ -36,13 +39,37 @@ _LOOKS = {
 }
 
 
+class _Point(TypedDict):
+    n: Annotated[int, Field(ge=1)]
+    seconds: Seconds | None
+    note: str
+
+
+class _Curve(TypedDict):
+    name: Annotated[str, AfterValidator(lambda name: chosen("name", name, _LOOKS))]
+    label: str
+    exponent: Annotated[float, Field(allow_inf_nan=False)] | None
+    points: Annotated[list[_Point], Field(min_length=1)]
+
+
+class _Device(TypedDict):
+    machine: str
+    curves: list[_Curve]
+
+
+class Numbers(TypedDict):
+    """What ``rankgrad bench complexity --json`` writes, as far as it is drawn."""
+
+    devices: NotRequired[dict[str, _Device]]
+
+
 def draw(inputs: FigureInputs) -> list[Drawing]:
     """From ``--results``: a file, or a folder with files of several devices, the latest of each."""
     path = inputs.results or _DEFAULT
     files = sorted(path.glob("*complexity*.json")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise UserError(f"--results: no numbers of `rankgrad bench complexity --json FILE` in {str(path)!r}")
-    numbers = [json.loads(file.read_text()) for file in files]
+    numbers = [read_json(file, Numbers) for file in files]
     devices = {place: found for one in numbers for place, found in one.get("devices", {}).items()}
     if not devices:
         raise UserError(f"--results: {str(files[0])!r} is not from `rankgrad bench complexity --json FILE`")

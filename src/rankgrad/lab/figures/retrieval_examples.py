@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from rankgrad.lab.figures import style
 from rankgrad.lab.figures.drawing import Drawing, FigureInputs
+from rankgrad.lab.retrieval.report import Examples
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.run_files import read_json
 
 _ROWS, _NEAREST = 4, 8
 
@@ -54,19 +54,26 @@ def draw(inputs: FigureInputs) -> list[Drawing]:
     return [Drawing("retrieval-examples", figure, CAPTION.format(run=name))]
 
 
-def read(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """The examples a run keeps."""
+def read(run: Path) -> Examples:
+    """The examples a run of images keeps."""
     file = run / "examples.json"
     if not file.is_file():
         raise UserError(f"--run: no examples.json in {str(run)!r}; a finished run of `rankgrad train` has one")
-    found: dict[str, list[dict[str, Any]]] = json.loads(file.read_text())
+    found: Examples = read_json(file, Examples)
+    queries = [*found["examples"], *found["hardest"]]
+    if any("image" not in one for query in queries for one in (query, *query["nearest"])):
+        raise UserError(f"--run: expected a run of images, some items in {str(file)!r} have none")
     return found
 
 
 def _image(axes: Axes, url: str, colour: str, text: str) -> None:
     from PIL import Image
 
-    pixels = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
+    try:
+        content = io.BytesIO(base64.b64decode(url.partition(",")[2]))
+        pixels = Image.open(content, formats=["JPEG", "PNG"]).convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"--run: an image in examples.json is broken ({error})") from None
     side = min(pixels.size)
     left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
     square = pixels.crop((left, top, left + side, top + side)).resize((192, 192))

@@ -147,7 +147,7 @@ def _queries(path: Path, rows: Rows, names: list[str]) -> Queries:
         torch.from_numpy(features),
         torch.from_numpy(rows.grades[order].astype(np.float32)),
         torch.from_numpy(groups[order].astype(np.int64)),
-        [str(rows.queries[at]) for at in np.sort(first)],
+        [str(rows.ids[rows.queries[at]]) for at in np.sort(first)],
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankgrad.lab.ranker.rows import Rows, check_dense, wrong_grade
+from rankgrad.lab.ranker.rows import MOST, Rows, check_dense, wrong_grade
 from rankgrad.lab.training.errors import UserError
 
 SUFFIXES = (".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat")
@@ -26,14 +26,15 @@ def read(path: Path) -> Rows:
     except (ValueError, OverflowError, Warning) as error:
         raise _fault(path) or UserError(f"{path}: expected SVMlight text with qid ({error})") from None
     regular = len(queries) == len(grades) and bool(np.isfinite(grades).all() and np.isfinite(features.data).all())
-    if not regular or bool((grades < 0).any()):
+    if not regular or not bool(((grades >= 0) & (grades <= MOST)).all()):
         raise _fault(path) or UserError(f"{path}: expected a qid in every line")
     used = np.unique(features.indices)
     width = features.shape[1] - int(used.min()) if len(used) else 0
     check_dense(path, len(grades), width)
     names = [str(number) for number in range(int(used.min()), features.shape[1])] if len(used) else []
     first = int(used.min()) if len(used) else 0
-    return Rows(queries, grades, features[:, first:].tocsc(), names, sparse=True)
+    ids, queries = np.unique(queries, return_inverse=True)
+    return Rows(queries, ids, grades, features[:, first:].tocsc(), names, sparse=True)
 
 
 def _fault(path: Path) -> UserError | None:

@@ -11,20 +11,26 @@ from numpy.typing import NDArray
 
 from rankgrad.lab.training.reading import check_memory
 
+#: No grade is larger: float32 holds 2^100, the gain of NDCG, and sums of it. (Linear gains do not need it: NDCG is
+#: the same for all grades divided by a number.)
+MOST = 100
+
 
 @dataclass(frozen=True)
 class Rows:
     """The rows of a file.
 
     Attributes:
-        queries: ``[rows]``, numbers or texts.
-        grades: ``[rows]`` float64, >= 0 and finite.
+        queries: ``[rows]``, which of ``ids`` a row belongs to.
+        ids: The names of the queries, numbers or texts.
+        grades: ``[rows]`` float64, from 0 to :data:`MOST`.
         features: ``[rows, features]``, dense or a SciPy matrix; finite.
         names: Of the features.
         sparse: Whether features that a file does not name are 0 (SVMlight), so that files may differ in them.
     """
 
-    queries: NDArray[Any]
+    queries: NDArray[np.integer[Any]]
+    ids: NDArray[Any]
     grades: NDArray[np.float64]
     features: Any
     names: list[str]
@@ -46,4 +52,4 @@ def wrong_grade(grade: float) -> str | None:
     """What is wrong with a grade, if anything is."""
     if not np.isfinite(grade):
         return f"expected a grade, received {grade}"
-    return f"expected a grade >= 0, received {grade:g}" if grade < 0 else None
+    return None if 0 <= grade <= MOST else f"expected a grade from 0 to {MOST}, received {grade:g}"

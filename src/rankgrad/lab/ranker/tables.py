@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from rankgrad.lab.ranker.config import Data
-from rankgrad.lab.ranker.rows import Rows, wrong_grade
+from rankgrad.lab.ranker.rows import MOST, Rows, wrong_grade
 from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reading import check_memory
 
 #: Columns of a table at most: each takes kilobytes, however short its name is.
 _COLUMNS = 50_000
+#: Bytes of memory that a row takes apart from its features: grade, query, orders by it.
+_ROW = 96
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
@@ -23,8 +25,8 @@ def read(path: Path, config: Data) -> Rows:
     import pyarrow
 
     try:
-        return _rows(path, config, _table(path))
-    except (pyarrow.ArrowException, OSError) as error:
+        return _rows(path, config, _table(path, config))
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns
         raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from None
 
 
@@ -50,13 +52,12 @@ def _rows(path: Path, config: Data, table: Any) -> Rows:
     names = list(config.features) or [name for name in columns if name not in apart]
     place = _Places(path)
     grades = place.numbers(table, config.label, "a grade")
-    for row in np.flatnonzero(~(np.isfinite(grades) & (grades >= 0)))[:1]:
+    for row in np.flatnonzero(~((grades >= 0) & (grades <= MOST)))[:1]:
         fault = place.empty(table, config.label, row) or wrong_grade(float(grades[row]))
         raise UserError(f"{place.of(row)}, column {config.label}: {fault}")
     queries = table.column(config.query)
-    longest = compute.max(compute.utf8_length(queries.cast("string"))).as_py() or 0
-    check_memory(4 * longest * len(queries), str(path), f"names of queries of {longest:,} characters")
-    missing = np.asarray(queries.is_null(nan_is_null=True)) | (np.asarray(queries.cast("string")) == "")
+    texts = queries.cast("large_string").combine_chunks()
+    missing = np.asarray(queries.is_null(nan_is_null=True)) | np.asarray(compute.equal(texts, "").fill_null(True))
     for row in np.flatnonzero(missing)[:1]:
         raise UserError(f"{place.of(row)}, column {config.query}: expected the query of this row, it is empty")
     features = np.empty((table.num_rows, len(names)), np.float32)
@@ -67,23 +68,29 @@ def _rows(path: Path, config: Data, table: Any) -> Rows:
         for row in np.flatnonzero(~np.isfinite(features[:, at]))[:1]:
             fault = place.empty(table, name, row) or f"expected a finite number, received {values[row]:g}"
             raise UserError(f"{place.of(row)}, column {name}: {fault}")
-    return Rows(np.asarray(queries.cast("string")).astype(str), grades, features, names, sparse=False)
+    known = texts.dictionary_encode()
+    # not as NumPy's own texts, which end before a last \0
+    ids = np.asarray(known.dictionary, dtype=object)
+    return Rows(np.asarray(known.indices), ids, grades, features, names, sparse=False)
 
 
-def _table(path: Path) -> Any:
+def _table(path: Path, config: Data) -> Any:
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(
             f"--data: unknown ending of {str(path)!r}; SVMlight text is .txt, tables are {', '.join(SUFFIXES)}"
         )
     if path.suffix.lower() in (".parquet", ".pq"):
         return _parquet(path)
+    import pyarrow
     from pyarrow import csv
 
     with path.open("rb") as file:
         _check_columns(path, file.readline(2**24).count(b"\t" if path.suffix.lower() == ".tsv" else b","))
     parsing = csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
     # Only an empty field is missing: "NA" and "null" may be what a query or a feature is called.
-    converting = csv.ConvertOptions(null_values=[""], strings_can_be_null=True)
+    # A query's name is text: as numbers 7 and 007 would be one query, and two of 20 digits too.
+    kinds = {config.query: pyarrow.string()}
+    converting = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
     reading = csv.ReadOptions(use_threads=False)  # with several threads the error does not name the row
     return csv.read_csv(path, reading, parsing, converting)
 
@@ -101,9 +108,8 @@ def _parquet(path: Path) -> Any:
     batches, memory = [], 0
     with parquet.ParquetFile(path) as file:
         _check_columns(path, file.metadata.num_columns)
-        check_memory(
-            8 * file.metadata.num_rows, str(path), f"{file.metadata.num_rows:,} rows", path.stat().st_size
-        )
+        rows, columns = file.metadata.num_rows, file.metadata.num_columns
+        check_memory((_ROW + 8 * columns) * rows, str(path), f"{rows:,} rows", path.stat().st_size)
         for batch in file.iter_batches(4096):
             memory += batch.nbytes
             check_memory(memory, str(path), "its rows", path.stat().st_size)

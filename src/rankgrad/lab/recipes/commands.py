@@ -14,14 +14,18 @@ from rich.table import Table
 from rankgrad.lab import recipes
 from rankgrad.lab.tasks import TASKS, task_class
 from rankgrad.lab.training.config import meanings
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.errors import UserError, printable
+from rankgrad.lab.training.run_files import Result
 
 _OUT = Console(soft_wrap=True, highlight=False)
 
 
 def _root(data: str | None) -> list[str]:
-    """--data as a setting: quoted, for a path may look like a number or have a # in it."""
-    return [] if data is None else [f"data.root={json.dumps(data, ensure_ascii=False)}"]
+    """--data as a setting: quoted, for a path may look like a number, have a # or bytes that are no UTF-8."""
+    if data is None:
+        return []
+    quoted = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in data)
+    return [f'data.root="{quoted}"']
 
 
 def train(
@@ -49,18 +53,26 @@ def train(
     """Train a recipe. Several processes: torchrun --nproc-per-node N -m rankgrad train ..."""
     from rankgrad import distributed
     from rankgrad.lab.recipes import run
-    from rankgrad.lab.training import log, machine
+    from rankgrad.lab.training.output import may_go_nowhere
 
     overrides = [*(settings or []), *_root(data)]
-    try:
-        folder, results = run.run(recipe, overrides, out=out, resume=resume, previous=previous, seeds=seeds)
-    except KeyboardInterrupt as error:
-        status = 128 + getattr(error, "number", signal.SIGINT)
-        told = f"interrupted; {run.resume_command(recipe, out, seeds)}"
-        raise UserError(told, status=status) from None
-    if distributed.process_index() != 0:
-        return
-    if seeds > 1:
+    with may_go_nowhere():
+        try:
+            folder, results = run.run(recipe, overrides, out=out, resume=resume, previous=previous, seeds=seeds)
+        except KeyboardInterrupt as error:
+            status = 128 + getattr(error, "number", signal.SIGINT)
+            told = f"interrupted; {run.resume_command(recipe, out, seeds)}"
+            raise UserError(told, status=status) from None
+        if distributed.process_index() == 0:
+            _tell(folder, results)
+
+
+def _tell(folder: Path, results: list[Result]) -> None:
+    """What came out of a run, or of one with each seed."""
+    from rankgrad.lab.recipes import run
+    from rankgrad.lab.training import log, machine
+
+    if len(results) > 1:
         for row in run.seed_statistics(results):
             _OUT.print(f"{row['metric']} ({row['of']}): {row['mean']:.2f} +- {row['deviation']:.2f}")
     else:
@@ -68,7 +80,7 @@ def train(
         _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f}{run.chosen_by(folder)})")
         _OUT.print(f"last  {log.in_words(result.last)}  in {machine.duration(result.seconds)}")
         _OUT.print(f"training alone: {result.speed:,.0f} items/s")
-    _OUT.print(f"report: {folder / 'report.html'}", markup=False)
+    _OUT.print(printable(f"report: {folder / 'report.html'}"), markup=False)
     for line in run.below_start(folder, results):
         _OUT.print(line, markup=False)
 
@@ -135,7 +147,7 @@ def report(
     """Write the report of a run again."""
     from rankgrad.lab.recipes.run import write_report
 
-    _OUT.print(f"report: {write_report(run, beside or [])}", markup=False)
+    _OUT.print(printable(f"report: {write_report(run, beside or [])}"), markup=False)
 
 
 def register(app: typer.Typer) -> None:

@@ -18,7 +18,7 @@ from rankgrad import distributed
 from rankgrad.lab import callbacks, recipes
 from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine, reuse
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.errors import UserError, printable
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
 from rankgrad.lab.training.run_files import (
@@ -141,7 +141,7 @@ def _one(
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
         for line in task.told:
-            print(line)
+            print(printable(line))
         checkpoint.write_text(folder / "data.json", json.dumps(task.describe(), indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
         described = machine.describe(device)

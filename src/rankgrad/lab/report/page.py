@@ -59,11 +59,12 @@ def _pairs(values: Mapping[str, Any], kind: str) -> str:
 def document(title: str, sections: Sequence[tuple[str, str]], *, style: str = "") -> str:
     """A page of (heading, HTML) sections."""
     body = "".join(f"<section><h2>{escape(heading)}</h2>{inner}</section>" for heading, inner in sections)
-    return printable(
+    text = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}{style}</style></head><body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
     )
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def write_report(

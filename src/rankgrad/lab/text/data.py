@@ -23,6 +23,7 @@ from rankgrad.lab.training.run_files import checked_json
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 KINDS = {"labels": ("text", "label"), "pairs": ("anchor", "positive"), "graded": ("query", "document", "grade")}
 _SHARES = {"labels": 0.5, "pairs": 0.2, "graded": 0.2}
+_GRADE = 100  # at most: 2^100, a gain of NDCG, is a number of float32
 _LINE = 2**24  # characters of a line at most
 _SHOWN = 60  # characters of a text that serve as its name
 
@@ -272,9 +273,9 @@ def _judged(path: Path, config: Data) -> Judgements:
             grade = float(text)
         except ValueError:
             grade = math.nan
-        if not (math.isfinite(grade) and grade >= 0):
+        if not 0 <= grade <= _GRADE:
             raise UserError(
-                f"--data: {path.name} line {number}: expected a grade, a number >= 0, received {shown(text)}"
+                f"--data: {path.name} line {number}: expected a grade from 0 to {_GRADE}, received {shown(text)}"
             )
         grades.append(grade)
     if not any(grades):

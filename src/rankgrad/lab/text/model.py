@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad.lab.text.config import Model
+from rankgrad.lab.training.checkpoint import write_folder
 from rankgrad.lab.training.errors import UserError
 
 
@@ -69,8 +69,5 @@ def build(config: Model, seed: int) -> TextEmbedder:
 
 def save(network: TextEmbedder, folder: Path) -> None:
     """The model as a folder for sentence-transformers, whole or not at all."""
-    beside = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(beside, ignore_errors=True)
-    network.backbone.save(str(beside), create_model_card=False)
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)
+    size = sum(parameter.nbytes for parameter in network.parameters())
+    write_folder(folder, lambda beside: network.backbone.save(str(beside), create_model_card=False), size)

@@ -35,7 +35,7 @@ class TrainedTexts(Embedder):
                 raise UserError(f"TEXTS: expected texts that are not empty, number {number} is {shown(text)}")
         texts = Items(given, torch.zeros(len(given), dtype=torch.int64), None, given)
         source = TextSource(texts, self.device)
-        return unit_length(embed(self.network, source, self.config.precision, progress=progress)).cpu()
+        return self.unit(embed(self.network, source, self.config.precision, progress=progress))
 
     def exportable(self) -> Exportable:
         """From tokens to embeddings; the tokenizer is written beside it."""

@@ -75,7 +75,10 @@ def remove_parts(folder: Path) -> None:
     for path in folder.glob(".*.part"):
         made_by = _PART.match(path.name)
         if made_by and (int(made_by.group(1)) == os.getpid() or not _runs(int(made_by.group(1)))):
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _runs(process: int) -> bool:
@@ -96,6 +99,29 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """A file of bytes, atomically."""
     _atomically(path, content)
+
+
+def write_folder(path: Path, write: Callable[[Path], object], size: int) -> None:
+    """A folder that ``write`` makes, whole or not at all: the one that was there stays until then.
+
+    Args:
+        path: The folder.
+        write: Called with another path, beside it.
+        size: About how many bytes it has, for a message.
+    """
+    beside, before = (path.with_name(f".{path.name}{kind}.{os.getpid()}.part") for kind in ("", ".before"))
+    try:
+        write(beside)
+        with suppress(FileNotFoundError):
+            path.rename(before)  # no system replaces a folder that has files
+        beside.rename(path)
+    except Exception as error:  # safetensors and tokenizers have errors of their own for a full disk
+        if before.is_dir() and not path.exists():
+            before.rename(path)
+        raise not_written(path, error if isinstance(error, OSError) else OSError(str(error)), size) from None
+    finally:
+        for part in (beside, before):
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def previous_of(path: Path) -> Path:
@@ -170,7 +196,10 @@ def save_weights(path: Path, network: nn.Module, metadata: dict[str, Any]) -> No
 
 
 def read_tensors(path: Path, argument: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; where it has a checksum, it must be right."""
+    """Tensors and metadata of a safetensors file; one of ours has a checksum, which must be right.
+
+    Files of version 0.1 have none. They have no third key either, which a damaged name of the checksum would be.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -183,7 +212,8 @@ def read_tensors(path: Path, argument: str) -> tuple[dict[str, Tensor], dict[str
     except (KeyError, TypeError, RuntimeError) as error:  # types that torch does not have
         raise UserError(f"{argument}: {path} cannot be read ({type(error).__name__}: {error})") from None
     notes: dict[str, str] = header.get("__metadata__") or {}
-    if notes.get("sha256") not in (None, _checksum(header, content)):
+    without = notes.keys() == {"format", "rankgrad"} or not {"rankgrad", "sha256"} & notes.keys()
+    if not without and notes.get("sha256") != _checksum(header, content):
         raise UserError(f"{argument}: {path} is damaged (its checksum does not match its content)")
     return tensors, notes
 

@@ -167,7 +167,7 @@ def validated(settings: dict[str, Any], config: type[RunConfig]) -> Any:
     try:
         return config.model_validate(settings)
     except ValidationError as error:
-        raise UserError("\n".join(_fault(one, config, settings) for one in error.errors())) from None
+        raise UserError("; ".join(_fault(one, config, settings) for one in error.errors())) from None
 
 
 def _place(loc: tuple[str | int, ...], config: type[Section]) -> list[str]:

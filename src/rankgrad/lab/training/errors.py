@@ -35,15 +35,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def printable(text: str) -> str:
-    r"""Text for a terminal or a report: control characters as escapes (``\x1b``), lines stay lines.
+    r"""A line for a terminal: control characters as escapes (``\x1b``, ``\n``).
 
-    Names of files may hold escape sequences, or bytes that are no UTF-8.
+    Names of files may hold escape sequences, ends of lines, or bytes that are no UTF-8.
     """
     if text.isprintable():
         return text
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode() for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 #: Words of torch's errors -> what they mean for a user.

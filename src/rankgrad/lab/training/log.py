@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,10 @@ from typing import Any
 from rankgrad.lab.callbacks import Callback
 from rankgrad.lab.training.checkpoint import not_written, write_text
 from rankgrad.lab.training.errors import UserError, printable
-from rankgrad.lab.training.reading import read
+from rankgrad.lab.training.reading import check_memory, read
+
+#: Bytes of memory that a row of a table and a number in it take at most.
+_ROW, _CELL = 300, 64
 
 
 def read_table(path: Path, columns: Sequence[str] = ("step",)) -> list[dict[str, float]]:
@@ -23,23 +27,29 @@ def read_table(path: Path, columns: Sequence[str] = ("step",)) -> list[dict[str,
     """
     if not path.is_file():
         return []
+    content = read(path, 2**29)
+    needed = _ROW * (content.count(b"\n") + content.count(b"\r")) + _CELL * content.count(b",")
+    check_memory(needed, str(path), "its rows")
     try:
-        text = read(path, 2**29).decode()
-        lines = list(csv.reader(text.splitlines(), strict=True))
+        return _rows(path, csv.reader(io.StringIO(content.decode()), strict=True), columns)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: expected a table of numbers ({error})") from None
-    if lines and not set(columns) <= set(lines[0]):
-        told = textwrap.shorten(",".join(lines[0]), 80)
+
+
+def _rows(path: Path, lines: Iterator[list[str]], columns: Sequence[str]) -> list[dict[str, float]]:
+    head = next(lines, [])
+    if head and not set(columns) <= set(head):
+        told = textwrap.shorten(",".join(head), 80)
         raise UserError(f"{path} line 1: expected the columns {', '.join(columns)}, received {told!r}")
     rows = []
-    for number, cells in enumerate(lines[1:], 2):
+    for number, cells in enumerate(lines, 2):
         try:
-            rows.append({name: float(value) for name, value in zip(lines[0], cells, strict=True)})
+            rows.append({name: float(value) for name, value in zip(head, cells, strict=True)})
         except ValueError:
-            if number == len(lines) and len(cells) <= len(lines[0]):
+            if next(lines, None) is None and len(cells) <= len(head):
                 break
             told = textwrap.shorten(",".join(cells), 80)
-            raise UserError(f"{path} line {number}: expected {len(lines[0])} numbers, received {told!r}") from None
+            raise UserError(f"{path} line {number}: expected {len(head)} numbers, received {told!r}") from None
     return rows
 
 

@@ -203,12 +203,18 @@ class Trainer:
         epoch = self.step // self.task.steps_per_epoch
         if self.task.headline not in metrics:
             raise AssertionError(f"{self.task.headline} is not among {sorted(metrics)}")
-        bar.advance(self.step, log.in_words({self.task.headline: metrics[self.task.headline]}))
+        value = metrics[self.task.headline]
+        if not math.isfinite(value):
+            raise UserError(
+                f"{self.task.headline}: {value} after step {self.step} (epoch {epoch}), training stopped: it must "
+                "choose the best checkpoint. Is there something to find in the test data?"
+            )
+        bar.advance(self.step, log.in_words({self.task.headline: value}))
         row = {"step": float(self.step), "epoch": float(epoch), **metrics}
         self.result.last = row
         if self.step == 0:
             self.result.first = row
-        if metrics[self.task.headline] > self.result.best.get(self.task.headline, -math.inf):
+        if value > self.result.best.get(self.task.headline, -math.inf):
             self.result.best = row
             if self.log is not None:
                 self._save_weights("best", row)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -89,12 +91,20 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 #: Bytes of memory that JSON takes while it is read: a value in a list, a list, an object (measured, with room).
 _JSON = {",": 32, "[": 128, "{": 480}
 
+#: A byte of a file's name that is no UTF-8, as Python writes it; pydantic's parser refuses it.
+_NO_UTF8 = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][cC][89a-fA-F][0-9a-fA-F]")
+
 
 def checked_json(content: str | bytes, kind: Any, name: str) -> Any:
     """JSON as an object of this kind; ``name`` says in messages where it is from."""
     content = content.encode(errors="surrogateescape") if isinstance(content, str) else content
     needed = sum(size * content.count(mark.encode()) for mark, size in _JSON.items())
     reading.check_memory(needed, name, "its values")
+    if _NO_UTF8.search(content):
+        try:
+            return checked(json.loads(content), kind, name)
+        except (ValueError, RecursionError) as error:
+            raise error if isinstance(error, UserError) else UserError(f"{name}: invalid JSON ({error})") from None
     try:
         return _adapter(kind).validate_json(content)
     except ValidationError as error:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad.lab.training.errors import UserError
+from rankgrad.pairs import unit_length
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,12 @@ class Embedder(Trained):
         ``progress`` is called with the number of items done so far.
         """
         raise NotImplementedError
+
+    @staticmethod
+    def unit(embeddings: Tensor) -> Tensor:
+        """Embeddings of unit length on the CPU, if all of them are numbers."""
+        odd = ~embeddings.isfinite().all(1)
+        if bool(odd.any()):
+            many = f"{int(odd.sum())} of {len(odd)} items"
+            raise UserError(f"RUN: the network produced NaN or infinite embeddings for {many}")
+        return unit_length(embeddings).cpu()

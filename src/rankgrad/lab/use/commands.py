@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.errors import UserError, printable
 
 #: Task -> what its networks are, and what uses them.
 _OTHERS = {
@@ -82,10 +82,10 @@ def embed(
     file = io.BytesIO()
     np.savez(file, embeddings=embeddings, names=np.array(names))
     write_bytes(out, file.getvalue())
-    print(f"{len(names)} embeddings of length {embeddings.shape[1]} in {out}")
+    print(printable(f"{len(names)} embeddings of length {embeddings.shape[1]} in {out}"))
     if index is not None:
         indices.write(index, embeddings, names, checkpoint_of(run), network.kind)
-        print(f"index: {index}")
+        print(printable(f"index: {index}"))
 
 
 def search(
@@ -98,6 +98,7 @@ def search(
     """Show the nearest items of an index: a table here, the items themselves on an HTML page."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from rankgrad.lab.training.checkpoint import write_text
     from rankgrad.lab.use import index as indices
@@ -109,12 +110,13 @@ def search(
     found = opened.nearest(embeddings.numpy(), nearest)
     out = Console(soft_wrap=True, highlight=False)
     for one, items in zip(query, found, strict=True):
-        table = Table("", "similarity", "item", title=one, title_justify="left", box=None, header_style="bold")
+        title = Text(printable(one))
+        table = Table("", "similarity", "item", title=title, title_justify="left", box=None, header_style="bold")
         for place, (name, score) in enumerate(items, 1):
-            table.add_row(str(place), f"{score:.3f}", name)
+            table.add_row(str(place), f"{score:.3f}", Text(printable(name)))
         out.print(table)
     write_text(page, pages.write(page, query, found, opened.kind))
-    out.print(f"page: {page}", markup=False)
+    out.print(printable(f"page: {page}"), markup=False)
 
 
 def detect(
@@ -148,7 +150,7 @@ def detect(
         drawn += len(shown)
         drawing.draw(path, out / name, shown, network.classes)
     write_text(out / "detections.json", json.dumps(told))
-    print(f"{drawn} boxes with a score of at least {least:.2g} on {len(paths)} images in {out}")
+    print(printable(f"{drawn} boxes with a score of at least {least:.2g} on {len(paths)} images in {out}"))
 
 
 def _threshold(folder: Path) -> float:
@@ -176,7 +178,7 @@ def export(
     target = out or (run if run.is_dir() else run.parent) / f"network{files.ENDINGS[kind]}"
     difference = files.export(wanted, kind, target)
     given = ", ".join(f"{name} {words}" for name, words in wanted.inputs.items())
-    print(f"{target}: {given} -> {wanted.output[0]} {wanted.output[1]}")
+    print(printable(f"{target}: {given} -> {wanted.output[0]} {wanted.output[1]}"))
     print(f"same outputs as the network (largest difference {difference:.1g})")
     if wanted.write_beside is not None:
         print(f"with it: {wanted.write_beside(target.parent)}")

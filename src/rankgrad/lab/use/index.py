@@ -53,7 +53,8 @@ class Notes(TypedDict):
     """What is noted beside an index."""
 
     checkpoint: str
-    sha256: str
+    sha256: str  #: of the checkpoint
+    index_sha256: str
     kind: Literal["image", "text"]
     names: list[str]
 
@@ -83,13 +84,15 @@ def write(path: Path, embeddings: NDArray[np.float32], names: list[str], checkpo
     if len(names) > EXACT_UP_TO:
         index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
     index.add(np.ascontiguousarray(embeddings, np.float32))
+    content = faiss.serialize_index(index).tobytes()
     notes = {
         "checkpoint": str(checkpoint.resolve()),
         "sha256": _fingerprint(checkpoint),
+        "index_sha256": hashlib.sha256(content).hexdigest(),
         "kind": kind,
         "names": names,
     }
-    write_bytes(path, faiss.serialize_index(index).tobytes())
+    write_bytes(path, content)
     write_text(_beside(path), json.dumps(notes))
 
 
@@ -102,8 +105,11 @@ def read(path: Path) -> Index:
             raise UserError(f"INDEX: no such file {str(one)!r}; rankgrad embed --index {path} writes it")
     notes: Notes = read_json(_beside(path), Notes)
     names, checkpoint = notes["names"], notes["checkpoint"]
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != notes["index_sha256"]:
+        raise UserError(f"INDEX: {path} is damaged, or is not the index that {_beside(path)} is of")
     try:
-        index = faiss.deserialize_index(np.frombuffer(path.read_bytes(), np.uint8))
+        index = faiss.deserialize_index(np.frombuffer(content, np.uint8))
     except (ValueError, RuntimeError, MemoryError) as error:
         told = str(error).strip().rpartition("\n")[2]
         raise UserError(f"INDEX: {path} was not written by rankgrad embed, or is broken ({told})") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +29,15 @@ BYTES_PER_PIXEL = 16
 #: A JPEG in several scans (a progressive one) is in memory as coefficients, whatever fraction of it is read: two
 #: bytes each, of up to four colours.
 COEFFICIENTS_PER_PIXEL = 8
+
+#: Bytes that may be read before an image's pixels: colour profiles, texts, tags; of WebP and AVIF the whole file.
+HEADER = 2**26
+
+#: Bytes of memory that Pillow needs for a byte of them at most (measured: 46, 16-bit offsets of strips in TIFF).
+BYTES_PER_HEADER_BYTE = 48
+
+#: Bytes of a pixel in a file at most: four channels of 16 bits.
+BYTES_IN_FILE = 8
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
@@ -77,23 +87,62 @@ def _formats() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
+class _File(io.BufferedReader):
+    """A file that gives :data:`HEADER` bytes, and as many more as :meth:`allow` says.
+
+    Its size says nothing: a file of a few kilobytes on the disk may have gigabytes, of zeros.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._path, self._allowed = path, HEADER
+        self.taken = 0  #: bytes that were read
+
+    def __repr__(self) -> str:  # in Pillow's messages
+        return repr(str(self._path))
+
+    def allow(self, more: int) -> None:
+        """Give so many bytes more."""
+        self._allowed += more
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As of any file."""
+        left = self._allowed - self.taken
+        content = super().read(left + 1 if size is None or not 0 <= size <= left else size)
+        self.taken += len(content)
+        if self.taken > self._allowed:  # no OSError: Pillow takes one for a tag that can be left out
+            raise ValueError(f"expected at most {self._allowed:,} bytes of pixels and what stands before them")
+        return content
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[Image.Image]:
-    """An image whose header is fit to be decoded: a known format of 8 bits, not a strip, not too large."""
+def _opened(path: Path) -> Iterator[tuple[Image.Image, int]]:
+    """An image whose header is fit to be decoded: a known format of 8 bits, not a strip, not too large.
+
+    With it, the bytes of memory that its header may take.
+    """
     from PIL import Image
 
-    with Image.open(path, formats=_formats()) as file:
+    with _File(path) as content, Image.open(content, formats=_formats()) as file:
         if file.mode[0] in "IF":
             raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
         width, height = file.size
         if max(width, height) > LONGEST * min(width, height):
             raise ValueError(f"{width} x {height} pixels: expected sides of a ratio up to {LONGEST}")
+        content.allow(BYTES_IN_FILE * width * height)
+        yield file, BYTES_PER_HEADER_BYTE * content.taken
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Image.Image, int]]:
+    """The same within :data:`BUDGET`, for what needs the header alone."""
+    with BUDGET.of(BYTES_PER_HEADER_BYTE * min(path.stat().st_size, HEADER)), _opened(path) as file:
         yield file
 
 
 def size_of(path: Path) -> tuple[int, int]:
     """Width and height of an image as it is shown (see :func:`upright`), from its header alone."""
-    with opened(path) as file:
+    with opened(path) as (file, _):
         width, height = file.size
         return (height, width) if _orientation(file) in _TURNED else (width, height)
 
@@ -117,11 +166,11 @@ def upright(path: Path, enough: Callable[[int, int], tuple[int, int]], use: Call
             a quarter or an eighth of its size if that has both.
         use: It must not keep the image.
     """
-    with opened(path) as file:
+    with opened(path) as (file, header):
         needed = file.width * file.height * COEFFICIENTS_PER_PIXEL
         file.draft("RGB", enough(*file.size))
         needed = max(needed, file.width * file.height * BYTES_PER_PIXEL)
-    with BUDGET.of(needed):
+    with BUDGET.of(header + needed):
         return _used(path, enough, use)  # whose frame, and the image with it, is gone before the budget is free
 
 
@@ -137,7 +186,7 @@ def _used(path: Path, enough: Callable[[int, int], tuple[int, int]], use: Callab
         7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_90,
     }
-    with opened(path) as file:
+    with _opened(path) as (file, _):
         turn = turns.get(_orientation(file))
         file.draft("RGB", enough(*file.size))
         file.load()

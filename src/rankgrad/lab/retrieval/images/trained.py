@@ -15,7 +15,6 @@ from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.retrieval.task import embed
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Embedder, Exportable
-from rankgrad.pairs import unit_length
 
 
 class ImageEmbedder(Embedder):
@@ -35,7 +34,7 @@ class ImageEmbedder(Embedder):
         source = ImageSource(found, Data(name="folder"), self.config.view, self.device)
         if source.store.faults:
             raise UserError(f"IMAGES: {'; '.join(source.store.faults[:5])}")
-        return unit_length(embed(self.network, source, self.config.precision, progress=progress)).cpu()
+        return self.unit(embed(self.network, source, self.config.precision, progress=progress))
 
     def exportable(self) -> Exportable:
         """From pixels in [0, 1] to embeddings: the normalisation of the images is part of it."""
