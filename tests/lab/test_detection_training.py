@@ -435,7 +435,7 @@ def test_an_automatic_margin():
     _, config = recipes.load("voc07", ["loss.margin=auto", "loss.lam=null"])
     loss = RegionLoss(**config.loss.options())
     assert (loss.ranking.margin, loss.ranking.lam) == ("auto", None)
-    with pytest.raises(UserError, match=r"^loss\.margin: .*received 'wide'\nloss\.margin: .* auto$"):
+    with pytest.raises(UserError, match=r"^loss\.margin: .*received 'wide'; loss\.margin: .* auto$"):
         recipes.load("voc07", ["loss.margin=wide"])
 
 

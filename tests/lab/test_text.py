@@ -191,12 +191,12 @@ FINE = [("a b", "x"), ("c d", "y")] * 4
         (
             ("query", "document", "grade"),
             [("a", "b", "good")],
-            r"line 2: expected a grade, a number >= 0, received .good",
+            r"line 2: expected a grade from 0 to 100, received .good",
         ),
         (
             ("query", "document", "grade"),
             [("a", "b", "-1")],
-            r"line 2: expected a grade, a number >= 0, received '-1'",
+            r"line 2: expected a grade from 0 to 100, received '-1'",
         ),
         (("query", "document", "grade"), [("a", "b", "-1")], r"expected a grade from 0 to 100, received '-1'"),
         (
