@@ -23,7 +23,7 @@ _SHOWN, _PLACES = 8, 20
 
 _STYLE = """<style>
 .query { display: flex; gap: 3px; align-items: center; margin: 4px 0; }
-.query b { width: 150px; flex: none; font-weight: 400; }
+.query b { width: 190px; flex: none; font-weight: 400; }
 .query b { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .query i { width: 24px; flex: none; text-align: center; font-style: normal; border-radius: 4px; }
 </style>"""
