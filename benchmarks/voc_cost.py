@@ -37,8 +37,8 @@ class Case(NamedTuple):
     times: int  # steps with each loss
 
 
-#: The benchmark's small images (short side 360), the recipe's (600) in its detector and in torchvision's, which says
-#: what the recipes' own proposals and matching gain, and torchvision's own size (800).
+#: The benchmark's small images (short side 360), the recipe's (600) in its detector and in torchvision's (which
+#: says what the recipes' own proposals and matching gain), and torchvision's own size (800).
 CASES = (
     Case("resnet50", (384, 480), stock=False, times=250),
     Case("resnet50", (608, 800), stock=False, times=500),

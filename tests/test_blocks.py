@@ -280,3 +280,15 @@ def test_references_of_another_dtype():
     for left, right in ((torch.float32, torch.float64), (torch.float64, torch.float32)):
         found = gradients_of(lambda x, r: loss(x, labels, r, ref_labels), embeddings.to(left), refs.to(right))
         assert [one.dtype for one in found] == [left, left, right]
+
+
+def test_no_queries_of_this_process():
+    """Another process has some: these lists are none, and their candidates get no gradient from here."""
+    candidates = unit_length(torch.randn(4, 8)).requires_grad_()
+    labels, none = torch.tensor([0, 0, 1, 1]), torch.empty(0, dtype=torch.int64)
+    queries = torch.empty(0, 8, requires_grad=True)
+    lookup = Lookup(queries, none, none, candidates, labels, torch.arange(4))
+    asked = rankgrad.RecallLoss(window=0.3).asked(torch.float32)
+    loss = _blocks.lookup_loss(lookup, _blocks.Known(lists=torch.tensor(4)), asked)
+    loss.backward()
+    assert loss == 0 and queries.grad.shape == (0, 8) and not candidates.grad.any()

@@ -7,6 +7,7 @@ import torch
 
 import rankgrad
 from rankgrad.engine import cuda, dense, dispatch, embeddings, reference, short, spread
+from rankgrad.pairs import unit_length
 
 from cases import (
     DTYPES,
@@ -63,6 +64,14 @@ def test_long_lists_with_a_hint_of_few_relevant_items(lists, relevant):
     for reach in ("lam", "window", "share"):
         given = {"margin": 0.25, **reaching(reach, lam=100.0)}
         assert_equal_to_reference(cuda, scores, relevance, mask, "ap", max_relevant=16, **given)
+
+
+def test_embeddings_of_more_dimensions():
+    rows = torch.randn(4, 3, 16, device="cuda", requires_grad=True)
+    unit = unit_length(rows)
+    torch.testing.assert_close(unit, torch.nn.functional.normalize(rows, dim=-1))
+    unit.sum().backward()
+    assert rows.grad.shape == rows.shape
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (70, 512), (33, 4001)])
@@ -283,6 +292,8 @@ def test_relevance_that_is_neither_0_nor_1_makes_the_loss_nan(shape):
             assert torch.equal(loss_with(reach)(scores, grades), loss_with(reach)(scores, relevance))
         grades.view(-1)[11] = 3
         assert loss(scores, grades).isnan()
+        for some in (slice(None), slice(0, 1)):  # many lists, and one
+            assert rankgrad.metrics.average_precision(scores[:, some], grades[:, some]).isnan()
         with pytest.raises(ValueError, match="relevance: expected only 0 and 1"):
             loss(scores, grades, check_finite=True)
 

@@ -285,7 +285,8 @@ def test_reduction_and_scaling(reduction, dtype):
 def test_a_factor_beyond_float32_does_not_make_gradients_nan():
     """Scores of 1e-38 have a window as small; where nothing moves the gradient is 0, elsewhere finite."""
     answer = Answer(
-        *(torch.zeros(1, 1, dtype=torch.float64), torch.tensor([[[0.0, 1e-3, -1e-3]]])),
+        torch.zeros(1, 1, dtype=torch.float64),
+        torch.tensor([[[0.0, 1e-3, -1e-3]]]),
         torch.full((1, 1), 1e-44, dtype=torch.float64),
         torch.ones(1, dtype=torch.int64),
     )

@@ -301,3 +301,13 @@ def test_a_batch_of_gradients(options, keep):
     torch.testing.assert_close(by_autograd, expected)
     torch.testing.assert_close(by_vmap(torch.eye(3)), expected)
     assert expected.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["ndcg_loss", "spearman_loss", "recall_loss"])
+def test_losses_of_tensors_without_values(name):
+    """As tools that plan memory run a model."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        grades = torch.rand(2, 9) if name == "spearman_loss" else torch.randint(2, (2, 9))
+        assert getattr(rankgrad, name)(torch.rand(2, 9), grades).shape == ()

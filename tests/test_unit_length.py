@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import rankgrad
+from rankgrad.engine import embeddings as engine
 from rankgrad.pairs import unit_length
 
 from test_memory_and_modules import batch
@@ -70,3 +71,24 @@ def test_rows_of_any_size_have_unit_length(compiled):
         torch.testing.assert_close(called(given), expected)
         called(given)[:, 0].sum().backward()
         assert given.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 3, 7), (0, 7)])
+def test_unit_length_of_any_number_of_dimensions(shape):
+    rows = torch.randn(shape, requires_grad=True)
+    torch.testing.assert_close(unit_length(rows), torch.nn.functional.normalize(rows, dim=-1))
+    unit_length(rows).sum().backward()
+    assert rows.grad.shape == rows.shape
+
+
+def test_only_matrices_of_embeddings_go_to_the_kernels(monkeypatch):
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(engine, "has_triton", lambda: True)
+    taken = [
+        shape
+        for shape in ((4, 8), (2, 4, 8), (8,), (0, 8), (4, 20_000))
+        if engine._by_kernels(torch.ones(shape).as_subclass(OnGpu))
+    ]
+    assert taken == [(4, 8)]

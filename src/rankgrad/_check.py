@@ -87,8 +87,12 @@ def like_scores(name: str, value: object, scores: Tensor) -> Tensor:
 
 def readable(value: Tensor) -> bool:
     """Whether the values of a tensor can be read in Python, without waiting for a device or breaking a trace."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return value.device.type == "cpu" and not traced
+    return (
+        value.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0  # as of FakeTensorMode
+    )
 
 
 def numbers_of(

@@ -6,9 +6,9 @@ its kernels in ``_kernels``:
 
 :mod:`short <rankgrad.engine.short>`, many lists of up to 65,536 items, longer ones with a hint of up to 16
     One program takes a whole list and compares all its items with up to 16 relevant ones at a time: two sweeps
-    over a row that stays in the cache, three launches, no sort. The work is n p / 16 sweeps, so it is made for the
-    few relevant items of retrieval; and there must be lists enough to keep all programs busy, more of them the
-    longer they are. The hint promises two sweeps, so that with it 16 lists are enough.
+    over a row that stays in the cache, two or three launches, no sort. The work is two sweeps for every 16
+    relevant items, so it is made for the few of retrieval; and there must be lists enough to keep all programs
+    busy, more of them the longer they are. The hint promises that two sweeps are all: with it 16 lists are enough.
 :mod:`long <rankgrad.engine.long>`, everything else
     All programs work on every list: the p relevant items are sorted, the n items streamed past them through a
     table of cells. Two reads of the data, (n + p) log p work, whatever p is.
@@ -77,11 +77,10 @@ def evaluate(request: Request) -> Answer:
 def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`.
 
-    Many lists are sorted by torch at once, which takes fewer programs than there are lists.
+    Many lists of up to 65,536 items go to torch's sort, all at once; others to the kernels of long lists.
     """
     calls, per_call, n = request.scores.shape
     engine = reference if n <= LONGEST_SHORT_LIST and calls * per_call > 1 else long
-    request = request._replace(relevance=request.relevance != 0)
     above, own = (torch.empty_like(request.scores, dtype=torch.int64) for _ in range(2))
     poison = request.scores.new_empty(request.shape, dtype=torch.float64)
     with on_its_device(request.scores):

@@ -37,7 +37,7 @@ def _width(columns: int) -> int:
 
 
 def _by_kernels(rows: Tensor) -> bool:
-    fits = rows.dtype == torch.float32 and 0 < rows.shape[1] <= _WIDEST and len(rows) > 0
+    fits = rows.ndim == 2 and rows.dtype == torch.float32 and rows.numel() > 0 and rows.shape[1] <= _WIDEST
     return rows.is_cuda and fits and has_triton()
 
 
@@ -50,7 +50,11 @@ def normalized(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lengths_of(rows: Tensor) -> Tensor:
-    """``[rows, 1]``, computed in float64: squares of numbers beyond 1e19 are infinite in float32."""
+    """Lengths along the last dimension, which stays.
+
+    By squares in float64: those of numbers beyond 1e19 are infinite in float32. A length that float32 does not hold
+    is the largest number it has.
+    """
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
     bounded = lengths.clamp(max=torch.finfo(rows.dtype).max)
     return bounded.where(lengths.isfinite(), lengths).to(rows.dtype)  # infinite rows become NaN
@@ -72,7 +76,7 @@ def normalized_backward(grad: Tensor, unit: Tensor, length: Tensor, least: float
     if _by_kernels(grad):
         return launch_normalize_backward(grad, unit, length, least)
     across = grad - unit * (grad * unit).sum(-1, keepdim=True)
-    return across * torch.minimum(length.reciprocal(), length / least / least)
+    return across * torch.minimum(length.clamp_min(least).reciprocal(), length / least / least)
 
 
 def launch_normalize_backward(grad: Tensor, unit: Tensor, length: Tensor, least: float) -> Tensor:

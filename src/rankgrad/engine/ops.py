@@ -32,16 +32,16 @@ _BLOCK = 1 << 18  # numbers scaled at a time: they stay in the cache
 # ---------------------------------------------------------------------------- reading the arguments
 
 
-def _ready(request: Request) -> tuple[ModuleType, Request, Tensor | None]:
+def _ready(request: Request, *, marked: bool) -> tuple[ModuleType, Request, Tensor | None]:
     """The engine, the checked request with bool relevance and its spread, and NaN where relevance was not 0 or 1.
 
-    Where a check would wait for the device, such relevance makes the loss NaN instead; the GPU kernels do that
-    themselves.
+    Where a check would wait for the device, such relevance makes the loss NaN instead; ``marked``: the GPU kernels
+    do that themselves.
     """
     engine = engine_for(request)
     checked = waits_for_checks(request.scores, request.check_finite)
     relevance, mask, poison = request.relevance, request.mask, None
-    if relevance.dtype != torch.bool and (checked or engine is not cuda):
+    if relevance.dtype != torch.bool and (checked or engine is not cuda or not marked):
         relevant = relevance != 0
         odd = relevant & (relevance != 1)
         odd = odd if mask is None else odd & mask
@@ -65,7 +65,7 @@ def _ready(request: Request) -> tuple[ModuleType, Request, Tensor | None]:
 
 def evaluate(request: Request) -> Answer:
     """The loss of every list and its gradient, without autograd and without torch's dispatcher."""
-    engine, asked, poison = _ready(request)
+    engine, asked, poison = _ready(request, marked=True)
     answer: Answer = engine.evaluate(asked)
     if poison is not None:
         answer = answer._replace(losses=answer.losses + poison)
@@ -101,7 +101,7 @@ torch.library.register_vmap("rankgrad::evaluate", vmap_over_calls(evaluate_op, w
 
 def _standings(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
-    engine, request, poison = _ready(Request(*fields))
+    engine, request, poison = _ready(Request(*fields), marked=False)
     above, own, bad = engine.standings(request)
     bad = bad if poison is None else bad + poison
     if waits_for_checks(request.scores, request.check_finite):
@@ -189,11 +189,8 @@ def scale(
     if gradient.is_cuda and offsets is None and out.dtype != torch.float64 and out.numel() and has_triton():
         cuda.scale(answer, upstream, reduction, out)
         return
-    factor = (
-        torch.ones_like(divisor if reduction == "none" else divisor[:, 0])
-        if upstream is None
-        else upstream.double()
-    )
+    shape = divisor.shape if reduction == "none" else divisor.shape[:1]
+    factor = divisor.new_ones(shape) if upstream is None else upstream.double()
     if reduction != "mean":
         factor = factor * (lists if reduction == "sum" else lists.unsqueeze(-1))
     if reduction != "none":

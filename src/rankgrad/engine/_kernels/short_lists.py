@@ -66,6 +66,7 @@ def _own_ranks(score, index, in_use, ROWS: tl.constexpr):
 def _added_up(counts, room, ROWS: tl.constexpr):
     """The lanes' counts, ``[ROWS, BLOCK]``, as ``[ROWS]``, by way of memory: without it every lane would keep all ROWS
     of what is computed of them in float64, and few programs would have registers enough."""
+    tl.debug_barrier()  # what the list before left there has been read
     tl.store(room + tl.arange(0, ROWS), tl.sum(counts, 1))
     tl.debug_barrier()
     return tl.load(room + tl.arange(0, ROWS))
