@@ -52,8 +52,8 @@ def normalized(rows: Tensor) -> tuple[Tensor, Tensor]:
 def lengths_of(rows: Tensor) -> Tensor:
     """Lengths along the last dimension, which stays.
 
-    By squares in float64: those of numbers beyond 1e19 are infinite in float32. A length that float32 does not hold
-    is the largest number it has.
+    By squares in float64: those of numbers beyond 1e19 are infinite in float32. A length that float32 does not
+    hold is the largest number it has.
     """
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
     bounded = lengths.clamp(max=torch.finfo(rows.dtype).max)
