@@ -121,16 +121,16 @@ class Counted(TorchDispatchMode):
         return out
 
 
-ASKED = {
-    "lam": _blocks.Asked("log", "lam", 5.0, 0.0, False, None),
-    "window": _blocks.Asked("log", "window", 0.3, 0.0, False, None),
-    "automatic": _blocks.Asked("log", "share", 1.0, 0.5, True, None),
-    "hinge": _blocks.Asked("ap", "window", 0.3, forces="hinge", upper=0.9, lower=0.2, weight=0.7),
-    "balanced": _blocks.Asked("log", "window", 0.3, forces="balanced", upper=0.1, lower=-0.1, weight=2.5),
+SPECS = {
+    "lam": _blocks.LossSpec("log", "lam", 5.0, 0.0, False, None),
+    "window": _blocks.LossSpec("log", "window", 0.3, 0.0, False, None),
+    "automatic": _blocks.LossSpec("log", "share", 1.0, 0.5, True, None),
+    "hinge": _blocks.LossSpec("ap", "window", 0.3, forces="hinge", upper=0.9, lower=0.2, weight=0.7),
+    "balanced": _blocks.LossSpec("log", "window", 0.3, forces="balanced", upper=0.1, lower=-0.1, weight=2.5),
 }
 
 
-@pytest.mark.parametrize("reach", ASKED)
+@pytest.mark.parametrize("reach", SPECS)
 @pytest.mark.parametrize(
     ("kind", "wanted", "products"),
     [
@@ -149,7 +149,9 @@ def test_products_and_memory(monkeypatch, reach, kind, wanted, products):
     labels, other_labels = torch.arange(queries) // 4, torch.arange(len(others)) // 4
     lookup = Lookup(rows_of, labels, torch.arange(queries), others, other_labels, torch.arange(len(others)))
     with Counted() as counted:
-        _blocks._evaluate(lookup, _blocks.Known(), ASKED[reach], _blocks.Wanted(kind == "batch", *wanted))
+        _blocks._evaluate(
+            lookup, _blocks.GlobalStats(), SPECS[reach], _blocks.GradientFlags(kind == "batch", *wanted)
+        )
     blocks = queries // rows
     assert counted.products == blocks * (products + (reach in ("automatic", "hinge")))
     assert counted.largest <= max(8 * rows * (len(others) + 1), 4 * len(others) * dim)
@@ -179,17 +181,19 @@ def test_compiled(small_blocks, form):
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-def test_opcheck(small_blocks, asked):
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_opcheck(small_blocks, spec):
     embeddings, labels, items = data(20)
     refs, ref_labels, _ = data(23, seed=1)
     queries, others = (unit_length(one).detach().requires_grad_() for one in (embeddings, refs))
     batch = Lookup(queries, labels, items, queries, labels, items)
     against = Lookup(queries, labels, None, others, ref_labels, ref_labels, ref_labels > 1)
     for lookup, wanted in ((batch, (True, True, False)), (against, (False, True, True))):
-        torch.library.opcheck(torch.ops.rankgrad.lookup_loss.default, (*lookup, *_blocks.Known(), *asked, *wanted))
+        torch.library.opcheck(
+            torch.ops.rankgrad.lookup_loss.default, (*lookup, *_blocks.GlobalStats(), *spec, *wanted)
+        )
         detached = lookup._replace(queries=queries.detach(), candidates=lookup.candidates.detach())
-        torch.library.opcheck(torch.ops.rankgrad.survey_op.default, (*detached, *asked, True))
+        torch.library.opcheck(torch.ops.rankgrad.list_stats_op.default, (*detached, *spec, True))
 
 
 def test_nan_and_nothing_relevant(small_blocks):
@@ -254,7 +258,7 @@ def test_forces_inside_transforms(name):
 
 def lookup_of_proxies(loss, labels, embeddings):
     lists = Lookup(unit_length(loss.proxies), torch.arange(6), None, unit_length(embeddings), labels, labels)
-    return _blocks.lookup_loss(lists, _blocks.Known(), loss.asked())
+    return _blocks.lookup_loss(lists, _blocks.GlobalStats(), loss.spec())
 
 
 @pytest.mark.parametrize("reach", ["automatic", "hinge"])
@@ -266,7 +270,7 @@ def test_both_computations_of_a_block_have_the_same_bits(small_blocks, monkeypat
     embeddings, labels, items = data(dtype=torch.float32)
     queries = unit_length(embeddings).requires_grad_()
     lookup = Lookup(queries, labels, items, queries, labels, items)
-    _blocks.lookup_loss(lookup, _blocks.Known(), ASKED[reach])
+    _blocks.lookup_loss(lookup, _blocks.GlobalStats(), SPECS[reach])
     blocks = -(-30 // ROWS)
     assert len(seen) == 2 * blocks
     for first, second in zip(seen[:blocks], seen[blocks:], strict=True):
@@ -288,7 +292,7 @@ def test_no_queries_of_this_process():
     labels, none = torch.tensor([0, 0, 1, 1]), torch.empty(0, dtype=torch.int64)
     queries = torch.empty(0, 8, requires_grad=True)
     lookup = Lookup(queries, none, none, candidates, labels, torch.arange(4))
-    asked = rankgrad.RecallLoss(window=0.3).asked(torch.float32)
-    loss = _blocks.lookup_loss(lookup, _blocks.Known(lists=torch.tensor(4)), asked)
+    spec = rankgrad.RecallLoss(window=0.3).spec(torch.float32)
+    loss = _blocks.lookup_loss(lookup, _blocks.GlobalStats(lists=torch.tensor(4)), spec)
     loss.backward()
     assert loss == 0 and queries.grad.shape == (0, 8) and not candidates.grad.any()

@@ -38,7 +38,7 @@ def block_rows(candidates: int) -> int:
     return max(min(512, (1 << 26) // candidates), 128)
 
 
-class Asked(NamedTuple):
+class LossSpec(NamedTuple):
     """What is computed of every list: the fields of a request that do not depend on the scores; and forces
     besides.
 
@@ -61,16 +61,16 @@ class Asked(NamedTuple):
         """Whether anything is a share of the spread."""
         return self.margin_is_share or self.reach == "share"
 
-    def request(self, pairs: Pairs, known: "Known", with_gradient: bool) -> Request:
+    def request(self, pairs: Pairs, stats: "GlobalStats", with_gradient: bool) -> Request:
         """The request for the lists of a block."""
         scores, relevance, mask = pairs
-        spread, lists = known.spread, known.lists
+        spread, lists = stats.spread, stats.lists
         return Request(
             scores.detach().unsqueeze(0),
             relevance.unsqueeze(0),
             None if mask is None else mask.unsqueeze(0),
             None,
-            known.tables,
+            stats.tables,
             None if spread is None else spread.double().reshape(1),
             None if lists is None else lists.reshape(1),
             self.form,
@@ -83,18 +83,18 @@ class Asked(NamedTuple):
             self.max_relevant,
         )
 
-    def forces_on(self, pairs: Pairs, known: "Known", lists: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+    def forces_on(self, pairs: Pairs, stats: "GlobalStats", lists: Tensor, queries: int) -> tuple[Tensor, Tensor]:
         """Value and gradient of the forces on a block's scores."""
         near, far = _forces.wrong_sides(self.forces, self.upper, self.lower, *pairs)
         scores, relevance, _ = pairs
         if self.forces == "hinge":
-            many = _forces.how_many(near, far) if known.beyond is None else known.beyond
+            many = _forces.how_many(near, far) if stats.beyond is None else stats.beyond
             return _forces.hinge(scores, near, far, self.upper, self.lower, self.weight, many)
         return _forces.balanced(scores, relevance, near, far, self.upper, self.weight, lists, queries)
 
 
-class Known(NamedTuple):
-    """What is known of all calls together; None: to be found out, of this call's scores alone.
+class GlobalStats(NamedTuple):
+    """What a loss needs to know of all calls and processes; None: it is computed from this call's scores alone.
 
     Attributes:
         tables: As in :class:`rankgrad.engine.request.Request`.
@@ -109,7 +109,7 @@ class Known(NamedTuple):
     beyond: Tensor | None = None
 
 
-class Wanted(NamedTuple):
+class GradientFlags(NamedTuple):
     """Which gradients are wanted. ``among``: the candidates are the queries, and both gradients are one."""
 
     among: bool
@@ -117,8 +117,8 @@ class Wanted(NamedTuple):
     of_candidates: bool
 
 
-class Survey(NamedTuple):
-    """What is known of all lists of a lookup: how many count, moments ``[4]``, pairs a hinge acts on ``[2]``."""
+class ListStats(NamedTuple):
+    """Statistics of all lists of a lookup: how many count, moments ``[4]``, pairs a hinge acts on ``[2]``."""
 
     lists: Tensor
     moments: Tensor
@@ -136,60 +136,64 @@ def _blocks(lookup: Lookup) -> Iterator[tuple[slice, Lookup]]:
         yield part, lookup._replace(queries=lookup.queries[part], labels=lookup.labels[part], own=own)
 
 
-def _survey(lookup: Lookup, asked: Asked, of_scores: bool) -> Survey:
+def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool) -> ListStats:
     lists = torch.zeros((), dtype=torch.int64, device=lookup.labels.device)
     beyond = lists.new_zeros(2)
     parts = []
-    spread, hinge = of_scores and asked.needs_spread, of_scores and asked.forces == "hinge"
+    spread, hinge = of_scores and spec.needs_spread, of_scores and spec.forces == "hinge"
     for _, block in _blocks(lookup):
         if spread or hinge:
             scores, relevance, mask = pairs = block.pairs()
             if spread:
                 parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
             if hinge:
-                beyond = beyond + _forces.how_many(*_forces.wrong_sides("hinge", asked.upper, asked.lower, *pairs))
+                beyond = beyond + _forces.how_many(*_forces.wrong_sides("hinge", spec.upper, spec.lower, *pairs))
         else:
             relevance, mask = block.relevance_and_mask()
         lists = lists + (relevance if mask is None else relevance & mask).any(-1).sum()
-    return Survey(lists, merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64), beyond)
+    return ListStats(
+        lists, merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64), beyond
+    )
 
 
 class _OfScores(NamedTuple):
     of_scores: bool
 
 
-@op_on(Lookup, Asked, _OfScores)
-def _survey_op(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
-    lookup, asked, (of_scores,) = records_of(fields, Lookup, Asked, _OfScores)
-    return _survey(lookup, asked, of_scores)
+@op_on(Lookup, LossSpec, _OfScores)
+def _list_stats_op(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+    lookup, spec, (of_scores,) = records_of(fields, Lookup, LossSpec, _OfScores)
+    return _list_stats(lookup, spec, of_scores)
 
 
-@fake_of("survey_op")
+@fake_of("list_stats_op")
 def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     number = fields[1].new_empty((), dtype=torch.int64)
     return number, number.new_empty(4, dtype=torch.float64), number.new_empty(2)
 
 
-def survey(lookup: Lookup, asked: Asked, of_scores: bool) -> Survey:
+def list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool) -> ListStats:
     """What a mean over several calls needs of each; of the scores only if wanted."""
     detached = lookup._replace(queries=lookup.queries.detach(), candidates=lookup.candidates.detach())
     if is_plain_call(lookup.queries) or torch._C._are_functorch_transforms_active():
-        return _survey(detached, asked, of_scores)
-    return Survey(*_survey_op(*detached, *asked, of_scores))
+        return _list_stats(detached, spec, of_scores)
+    return ListStats(*_list_stats_op(*detached, *spec, of_scores))
 
 
-def _evaluate(lookup: Lookup, known: Known, asked: Asked, wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
+def _evaluate(
+    lookup: Lookup, stats: GlobalStats, spec: LossSpec, wanted: GradientFlags
+) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, and its gradients with respect to queries and candidates (empty where not wanted)."""
     queries, candidates = lookup.queries, lookup.candidates
     several = len(queries) > block_rows(len(candidates))
-    without_spread = asked.needs_spread and known.spread is None
-    without_hinge = asked.forces == "hinge" and known.beyond is None
-    if several and (known.lists is None or without_spread or without_hinge):
-        found = _survey(lookup, asked, without_spread or without_hinge)
-        known = known._replace(
-            lists=found.lists if known.lists is None else known.lists,
-            spread=spread_of(found.moments.unsqueeze(0), queries.dtype) if without_spread else known.spread,
-            beyond=found.beyond if without_hinge else known.beyond,
+    without_spread = spec.needs_spread and stats.spread is None
+    without_hinge = spec.forces == "hinge" and stats.beyond is None
+    if several and (stats.lists is None or without_spread or without_hinge):
+        found = _list_stats(lookup, spec, without_spread or without_hinge)
+        stats = stats._replace(
+            lists=found.lists if stats.lists is None else stats.lists,
+            spread=spread_of(found.moments.unsqueeze(0), queries.dtype) if without_spread else stats.spread,
+            beyond=found.beyond if without_hinge else stats.beyond,
         )
     make = torch.zeros_like if several else torch.empty_like
     grad_queries = make(queries) if wanted.of_queries else queries.new_empty(0)
@@ -198,12 +202,12 @@ def _evaluate(lookup: Lookup, known: Known, asked: Asked, wanted: Wanted) -> tup
     losses, values = [], []
     for part, block in _blocks(lookup):
         pairs = block.pairs()
-        answer = ops.evaluate(asked.request(pairs, known, with_gradient))
+        answer = ops.evaluate(spec.request(pairs, stats, with_gradient))
         losses.append(answer.losses)
         if with_gradient:
             gradient = _scaled(answer, queries.dtype)[0]
-        if asked.forces:
-            value, force = asked.forces_on(pairs, known, answer.lists, len(queries))
+        if spec.forces:
+            value, force = spec.forces_on(pairs, stats, answer.lists, len(queries))
             values.append(value)
             if with_gradient:
                 gradient += force
@@ -242,7 +246,7 @@ def _scaled(answer: Answer, dtype: torch.dtype) -> Tensor:
     return out
 
 
-_RECORDS = (Lookup, Known, Asked, Wanted)
+_RECORDS = (Lookup, GlobalStats, LossSpec, GradientFlags)
 _DIFFERENTIABLE = [Lookup._fields.index(name) for name in ("queries", "candidates")]
 
 
@@ -272,7 +276,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tens
 
 def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     wanted = ctx.wanted.of_queries, ctx.wanted.of_candidates
-    return [one * upstream if asked else None for one, asked in zip(ctx.saved_tensors, wanted, strict=True)]
+    return [one * upstream if spec else None for one, spec in zip(ctx.saved_tensors, wanted, strict=True)]
 
 
 def _backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -291,9 +295,15 @@ class _LookupLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, candidates: Tensor, lookup: Lookup, known: Known, asked: Asked, wanted: Wanted
+        ctx: Any,
+        queries: Tensor,
+        candidates: Tensor,
+        lookup: Lookup,
+        stats: GlobalStats,
+        spec: LossSpec,
+        wanted: GradientFlags,
     ) -> Tensor:
-        loss, *gradients = _evaluate(lookup, known, asked, wanted)
+        loss, *gradients = _evaluate(lookup, stats, spec, wanted)
         ctx.save_for_backward(*gradients)
         ctx.wanted = wanted
         return loss
@@ -304,31 +314,31 @@ class _LookupLoss(torch.autograd.Function):
         return *_gradients(ctx, upstream), None, None, None, None
 
 
-def _by_the_matrix(lookup: Lookup, known: Known, asked: Asked) -> Tensor:
+def _by_the_matrix(lookup: Lookup, stats: GlobalStats, spec: LossSpec) -> Tensor:
     """The loss inside transforms of torch.func: these take one product of matrices, not the op over blocks."""
     # The candidates are kept for backward, and a memory changes before.
     pairs = lookup._replace(candidates=lookup.candidates.clone()).pairs()
-    request = asked.request(pairs, known, ops.gradient_wanted(pairs.scores))
+    request = spec.request(pairs, stats, ops.gradient_wanted(pairs.scores))
     loss = ops.list_loss(pairs.scores.unsqueeze(0), request, "mean", ())
-    if asked.forces:
+    if spec.forces:
         detached = pairs._replace(scores=pairs.scores.detach())
-        lists = known.lists if known.lists is not None else _survey(lookup, asked, of_scores=False).lists
-        value, force = asked.forces_on(detached, known, lists, len(lookup.queries))
+        lists = stats.lists if stats.lists is not None else _list_stats(lookup, spec, of_scores=False).lists
+        value, force = spec.forces_on(detached, stats, lists, len(lookup.queries))
         loss = loss + value.to(loss.dtype) + (force * (pairs.scores - detached.scores)).sum()
     return loss
 
 
-def lookup_loss(lookup: Lookup, known: Known, asked: Asked) -> Tensor:
+def lookup_loss(lookup: Lookup, stats: GlobalStats, spec: LossSpec) -> Tensor:
     """Mean loss of the lists of all queries, differentiable with respect to queries and candidates."""
     queries, among = lookup.queries, lookup.candidates is lookup.queries
     if lookup.candidates.dtype != queries.dtype:
         lookup = lookup._replace(candidates=lookup.candidates.to(queries.dtype))
     if torch._C._are_functorch_transforms_active():
-        return _by_the_matrix(lookup, known, asked)
+        return _by_the_matrix(lookup, stats, spec)
     candidates = lookup.candidates
-    wanted = Wanted(among, ops.gradient_wanted(queries), not among and ops.gradient_wanted(candidates))
+    wanted = GradientFlags(among, ops.gradient_wanted(queries), not among and ops.gradient_wanted(candidates))
     if is_plain_call(queries):
         detached = lookup._replace(queries=queries.detach(), candidates=candidates.detach())
-        return _LookupLoss.apply(queries, candidates, detached, known, asked, wanted)  # type: ignore[no-any-return]
-    loss: Tensor = _lookup_loss(*lookup, *known, *asked, *wanted)[0]
+        return _LookupLoss.apply(queries, candidates, detached, stats, spec, wanted)  # type: ignore[no-any-return]
+    loss: Tensor = _lookup_loss(*lookup, *stats, *spec, *wanted)[0]
     return loss

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.spread import spread_of
-from rankgrad.losses._blocks import Asked, Known, lookup_loss, survey
+from rankgrad.losses._blocks import GlobalStats, LossSpec, list_stats, lookup_loss
 from rankgrad.losses._lists import Form, tables_of
 from rankgrad.memory import EmbeddingMemory
 from rankgrad.pairs import Lookup, check_batch, lookup, unit_length
@@ -46,11 +46,11 @@ class EmbeddingLoss(nn.Module):
         """What is computed of every list; see :func:`rankgrad.losses._lists.loss_of_lists`."""
         raise NotImplementedError
 
-    def asked(self, dtype: torch.dtype) -> Asked:
+    def spec(self, dtype: torch.dtype) -> LossSpec:
         """What is computed of every list of the batch, for scores of a dtype."""
         reach, (margin, is_share) = reach_of(self.lam, self.window, dtype), margin_of(self.margin, dtype)
         name = self.form if isinstance(self.form, str) else "tables"
-        return Asked(name, reach.kind, reach.strength, margin, is_share, self.max_relevant)
+        return LossSpec(name, reach.kind, reach.strength, margin, is_share, self.max_relevant)
 
     def forward(
         self,
@@ -109,21 +109,21 @@ class EmbeddingLoss(nn.Module):
         several, dtype = self.processes.several, kinds[0].queries.dtype
         if not several and not len(kinds[0].queries):
             return kinds[0].queries.sum()  # no list counts: 0, with a gradient of no rows
-        asked = self.asked(dtype)
-        asked_of = [asked, *[asked._replace(forces="")] * (len(kinds) - 1)]
-        known = [Known(self._tables(kind, asked.reach)) for kind in kinds]
+        spec = self.spec(dtype)
+        spec_of = [spec, *[spec._replace(forces="")] * (len(kinds) - 1)]
+        stats = [GlobalStats(self._tables(kind, spec.reach)) for kind in kinds]
         alone = len(kinds) == 1 and not several
         if not alone:
-            found = [survey(*one, several) for one in zip(kinds, asked_of, strict=True)]
+            found = [list_stats(*one, several) for one in zip(kinds, spec_of, strict=True)]
             lists = self.processes.total(torch.stack([one.lists for one in found]).sum())
-            known = [one._replace(lists=lists) for one in known]
-            if several and asked.needs_spread:
+            stats = [one._replace(lists=lists) for one in stats]
+            if several and spec.needs_spread:
                 moments = self.processes.gather(torch.stack([one.moments for one in found]).unsqueeze(0))
                 spreads = spread_of(moments, dtype)
-                known = [one._replace(spread=spread) for one, spread in zip(known, spreads, strict=True)]
-            if several and asked.forces:
-                known[0] = known[0]._replace(beyond=self.processes.total(found[0].beyond))
-        losses = [lookup_loss(*one) for one in zip(kinds, known, asked_of, strict=True)]
+                stats = [one._replace(spread=spread) for one, spread in zip(stats, spreads, strict=True)]
+            if several and spec.forces:
+                stats[0] = stats[0]._replace(beyond=self.processes.total(found[0].beyond))
+        losses = [lookup_loss(*one) for one in zip(kinds, stats, spec_of, strict=True)]
         return losses[0] if alone else self.processes.total(torch.stack(losses).sum())
 
     def _tables(self, kind: Lookup, reach: str) -> Tensor | None:

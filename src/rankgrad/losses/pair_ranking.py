@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from rankgrad import _check
-from rankgrad.losses._blocks import Asked
+from rankgrad.losses._blocks import LossSpec
 from rankgrad.losses.average_precision import AveragePrecisionLoss
 from rankgrad.reach import Margin
 
@@ -63,12 +63,12 @@ class PairRankingLoss(AveragePrecisionLoss):
         self.hinge = _check.non_negative("hinge", hinge)
         self.pull, self.push = _check.finite("pull", pull), _check.finite("push", push)
 
-    def asked(self, dtype: torch.dtype) -> Asked:
+    def spec(self, dtype: torch.dtype) -> LossSpec:
         """What is computed of every list of the batch: ranks, and the hinge."""
-        asked = super().asked(dtype)
+        spec = super().spec(dtype)
         if not self.hinge:
-            return asked
-        return asked._replace(forces="hinge", upper=self.pull, lower=self.push, weight=self.hinge)
+            return spec
+        return spec._replace(forces="hinge", upper=self.pull, lower=self.push, weight=self.hinge)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, hinge={self.hinge}, pull={self.pull}, push={self.push}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.label_check import unknown_labels
-from rankgrad.losses._blocks import Asked, Known, lookup_loss
+from rankgrad.losses._blocks import GlobalStats, LossSpec, lookup_loss
 from rankgrad.losses.average_precision import AveragePrecisionLoss
 from rankgrad.pairs import Lookup, check_batch, unit_length
 
@@ -92,15 +92,15 @@ class ProxyRankingLoss(nn.Module):
             items = None if items is None else self.processes.gather(items)
         classes = torch.arange(len(self.proxies), device=labels.device)
         lists = Lookup(unit_length(self.proxies), classes, None, rows, labels, labels)
-        loss = lookup_loss(lists, Known(), self.asked())
+        loss = lookup_loss(lists, GlobalStats(), self.spec())
         if self.pairs:
             loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
         return loss * (1 + poison)  # times NaN, so that every gradient is NaN
 
-    def asked(self) -> Asked:
+    def spec(self) -> LossSpec:
         """What is computed of the list of every proxy: its ranks, and the two thresholds."""
         t, w = self.threshold, self.window
-        return Asked("log", "window", w, forces="balanced", upper=t, lower=-t, weight=1 / w)
+        return LossSpec("log", "window", w, forces="balanced", upper=t, lower=-t, weight=1 / w)
 
     def extra_repr(self) -> str:
         classes, size = self.proxies.shape
