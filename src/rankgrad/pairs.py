@@ -71,10 +71,7 @@ class _UnitLength(torch.autograd.Function):
         if torch.is_grad_enabled():  # for double backward
             length = engine.lengths_of(rows)
             unit = rows / length.clamp_min(engine.SHORTEST)
-            across = grad - unit * (grad * unit).sum(-1, keepdim=True)
-            return across * torch.minimum(
-                length.clamp_min(ctx.least).reciprocal(), length / ctx.least / ctx.least
-            ), None
+            return engine.across(grad, unit, length, ctx.least), None
         return engine.normalized_backward(grad, unit, length, ctx.least), None
 
 

@@ -75,8 +75,13 @@ def normalized_backward(grad: Tensor, unit: Tensor, length: Tensor, least: float
     """The gradient of rows from that of :func:`normalized` ones, bounded for rows shorter than ``least``."""
     if _by_kernels(grad):
         return launch_normalize_backward(grad, unit, length, least)
-    across = grad - unit * (grad * unit).sum(-1, keepdim=True)
-    return across * torch.minimum(length.clamp_min(least).reciprocal(), length / least / least)
+    return across(grad, unit, length, least)
+
+
+def across(grad: Tensor, unit: Tensor, length: Tensor, least: float) -> Tensor:
+    """The formula of :func:`normalized_backward`, which can be differentiated again."""
+    sideways = grad - unit * (grad * unit).sum(-1, keepdim=True)
+    return sideways * torch.minimum(length.clamp_min(least).reciprocal(), length / least / least)
 
 
 def launch_normalize_backward(grad: Tensor, unit: Tensor, length: Tensor, least: float) -> Tensor:
