@@ -179,7 +179,9 @@ def test_embeddings(compiled):
         embeddings.launch_normalize_backward(unit, unit, lengths, 1e-6)
         embeddings.launch_flags(labels, labels, labels, labels, None)
         embeddings.launch_flags(labels.int(), None, labels.int(), labels, valid)
+        embeddings.launch_count_lists(labels, labels, labels, labels, valid)
     assert compiled.count("flag_pairs") == 2
+    assert compiled.count("count_lists") == 1
 
 
 def test_moments(compiled):

@@ -325,6 +325,19 @@ def test_relevance_and_mask_by_labels(own, valid):
     assert mask is None if expected[1] is None else torch.equal(mask, expected[1])
 
 
+@pytest.mark.parametrize("valid", [None, torch.rand(700) < 0.5])
+@pytest.mark.parametrize("own", [None, torch.tensor([0, 5, 699, 3, 3, 3, -1, 2, 690])])
+def test_lists_that_count_by_labels(own, valid):
+    labels, of_candidates, numbers = torch.arange(9), torch.randint(0, 5, (700,)), torch.arange(700)
+    numbers[600:] = 3
+    of_candidates[of_candidates == 3] = 9
+    of_candidates[600:] = 3  # relevant to the fourth query alone, and its own number
+    given = labels, own, of_candidates, numbers, valid
+    expected = embeddings.counting_lists(*given, rows=4)
+    assert 3 <= int(expected) <= 5
+    assert torch.equal(embeddings.launch_count_lists(*given), expected)
+
+
 @pytest.mark.parametrize(("kind", "masked"), [("random", True), ("infinities", False), ("outlier", True)])
 def test_moments(kind, masked):
     scores, _, mask = make(kind, (2, 3, 5001), 0.0, masked=masked)

@@ -48,6 +48,10 @@ class Lookup(NamedTuple):
         """Which candidates are relevant to which query, and which exist: ``[queries, candidates]``."""
         return engine.relevance_and_mask(self.labels, self.own, self.candidate_labels, self.rows, self.valid)
 
+    def counting_lists(self, rows: int) -> Tensor:
+        """How many queries have a relevant candidate; flags, where needed, are of ``rows`` queries at a time."""
+        return engine.counting_lists(self.labels, self.own, self.candidate_labels, self.rows, self.valid, rows)
+
     def pairs(self) -> Pairs:
         """The score lists, by one product of matrices."""
         with without_autocast(self.queries.device.type):

@@ -13,7 +13,7 @@ from rankgrad.engine.triton_arguments import Arguments
 _FLAGS_BLOCK = 1024  # flags that are counted at a time
 _FEW, GROUP = 4, 16  # relevant items that are compared at a time
 _BLOCK, _NARROW = 512, 128  # items that few, and a whole group, are compared with at a time
-_WIDER = 4  # times as many, with as many more warps, where too few lists keep the device busy
+_WIDER = 8  # times as many, with as many more warps, where too few lists keep the device busy
 _PROGRAMS = 16  # a processor; each takes a list, and then another
 _MOST_RANKS = 1 << 24  # 16-bit numbers that all programs keep together
 
@@ -32,7 +32,7 @@ class _Plan(Plan):
         super().__init__()
         width, processors = max(128, 1 << (n - 1).bit_length()), programs(device)
         self.group = _FEW if slots <= _FEW else GROUP
-        wider = _WIDER if rows < 4 * processors and n >= 4 * _WIDER * _BLOCK else 1
+        wider = _WIDER if rows < 2 * processors and n >= 2 * _WIDER * _BLOCK else 1
         self.warps = 4 * wider
         self.block, self.narrow = min(width, wider * _BLOCK), min(width, wider * _NARROW)
         self.flags = min(width, wider * _FLAGS_BLOCK)

@@ -29,13 +29,13 @@ from rankgrad.pairs import Lookup, Pairs
 def block_rows(candidates: int) -> int:
     """How many queries are ranked at a time: by the number of candidates alone.
 
-    Up to 8,192 candidates it is 2^24 similarities, so that a batch of 4,096 is one block. With more candidates the
-    rows of a block are what makes a product efficient: 512 while they stay below 2^26 similarities, and 128 at
-    least, for each block reads all candidates.
+    Up to 8,192 candidates it is 2^24 similarities, so that a batch of 4,096 is one block. Each block reads all
+    candidates and adds to all their gradients: with more candidates its rows are what makes that cheap beside the
+    block itself, 512 and from 32,768 candidates a 64th of them, up to 2^26 similarities, but 128 at least.
     """
     if candidates <= 8192:
         return (1 << 24) // max(candidates, 1)
-    return max(min(512, (1 << 26) // candidates), 128)
+    return max(min(max(512, candidates // 64), (1 << 26) // candidates), 128)
 
 
 class LossSpec(NamedTuple):
@@ -137,20 +137,16 @@ def _blocks(lookup: Lookup) -> Iterator[tuple[slice, Lookup]]:
 
 
 def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool) -> ListStats:
-    lists = torch.zeros((), dtype=torch.int64, device=lookup.labels.device)
+    lists = lookup.counting_lists(block_rows(len(lookup.candidates)))
     beyond = lists.new_zeros(2)
     parts = []
     spread, hinge = of_scores and spec.needs_spread, of_scores and spec.forces == "hinge"
-    for _, block in _blocks(lookup):
-        if spread or hinge:
-            scores, relevance, mask = pairs = block.pairs()
-            if spread:
-                parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
-            if hinge:
-                beyond = beyond + _forces.how_many(*_forces.wrong_sides("hinge", spec.upper, spec.lower, *pairs))
-        else:
-            relevance, mask = block.relevance_and_mask()
-        lists = lists + (relevance if mask is None else relevance & mask).any(-1).sum()
+    for _, block in _blocks(lookup) if spread or hinge else ():
+        scores, _, mask = pairs = block.pairs()
+        if spread:
+            parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
+        if hinge:
+            beyond = beyond + _forces.how_many(*_forces.wrong_sides("hinge", spec.upper, spec.lower, *pairs))
     return ListStats(
         lists, merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64), beyond
     )

@@ -56,3 +56,27 @@ def flag_pairs(
             exists = exists & (tl.load(valid + at, mask=at < candidates, other=0) != 0)[None, :]
         if OWN or VALID:
             tl.store(mask + place, exists.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def count_lists(
+    labels, own, candidate_labels, numbers, valid, lists, queries, candidates,
+    OWN: tl.constexpr, VALID: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """How many queries have a relevant candidate, added to ``lists``; as :func:`flag_pairs` has it, without flags."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    label = tl.load(labels + row, mask=row < queries, other=0)
+    if OWN:
+        number = tl.load(own + row, mask=row < queries, other=0)
+    found = tl.zeros([ROWS, BLOCK], tl.int32)
+    for block in range(0, tl.cdiv(candidates, BLOCK)):
+        at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
+        inside = at < candidates
+        relevant = inside & (label == tl.load(candidate_labels + at, mask=inside, other=0))
+        if OWN:
+            relevant = relevant & (number != tl.load(numbers + at, mask=inside, other=0))
+        if VALID:
+            relevant = relevant & (tl.load(valid + at, mask=inside, other=0) != 0)
+        found = found | relevant.to(tl.int32)
+    some = tl.max(found, 1) & (tl.program_id(0) * ROWS + tl.arange(0, ROWS) < queries).to(tl.int32)
+    tl.atomic_add(lists, tl.sum(some).to(tl.int64))

@@ -15,31 +15,47 @@ import triton.language as tl
 
 from rankgrad.engine._kernels.forms_gpu import item_terms, pulled, pushed, units
 from rankgrad.engine._kernels.short_groups import several_groups, several_groups_by_window
-from rankgrad.engine._kernels.words import LAM, divisor_of, half_margin, read_items, strength_of
+from rankgrad.engine._kernels.words import LAM, divisor_of, fetch_items, half_margin, split_items, strength_of
 
 
 @triton.jit
 def count_items(
     relevance, mask, counts, items, first_group, n, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Relevant and existing items of each list, and where its first ROWS relevant items are."""
+    """Relevant and existing items of each list, and where its relevant items are, if they are ROWS at most.
+
+    No program waits within a list: whoever finds a relevant item takes the next free place, and the places are put in
+    order in the end.
+    """
     row = tl.program_id(0).to(tl.int64)
-    relevant = 0
+    lane = tl.arange(0, BLOCK)
+    group = first_group + row * ROWS
+    tl.store(counts + row, 0)  # places that are taken
+    tl.debug_barrier()
+    relevant = tl.zeros([BLOCK], tl.int32)
     existing = tl.zeros([BLOCK], tl.int32)
+    last = tl.zeros([BLOCK], tl.int32)  # place that this lane has found
     for block in range(0, tl.cdiv(n, BLOCK)):
-        at = block * BLOCK + tl.arange(0, BLOCK)
+        at = block * BLOCK + lane
         exists = at < n
         if MASKED:
             exists = exists & (tl.load(mask + row * n + at, mask=at < n, other=0) != 0)
-        found = (exists & (tl.load(relevance + row * n + at, mask=at < n, other=0) != 0)).to(tl.int32)
-        here = tl.sum(found)
-        if (here > 0) & (relevant < ROWS):
-            number = relevant + tl.cumsum(found, 0) - 1
-            tl.store(first_group + row * ROWS + number, at.to(tl.int32), mask=(found > 0) & (number < ROWS))
-        relevant += here
+        found = exists & (tl.load(relevance + row * n + at, mask=at < n, other=0) != 0)
+        relevant += found.to(tl.int32)
         existing += exists.to(tl.int32)
-    tl.store(counts + row, relevant)
+        found = found & (last < ROWS)  # else the group is full, and this lane knows
+        place = tl.atomic_add(counts + row + tl.zeros([BLOCK], tl.int64), 1, mask=found)
+        tl.store(group + place, at.to(tl.int32), mask=found & (place < ROWS))
+        last = tl.where(found, place, last)
+    p = tl.sum(relevant)
     tl.store(items + row, tl.sum(existing))
+    tl.debug_barrier()  # every place that is taken has been written
+    in_use = tl.arange(0, ROWS) < p
+    index = tl.load(group + tl.arange(0, ROWS), mask=in_use, other=0)
+    before = tl.sum((in_use[None, :] & (index[None, :] < index[:, None])).to(tl.int32), 1)
+    tl.debug_barrier()
+    tl.store(group + before, index, mask=in_use)
+    tl.store(counts + row, p)
 
 
 @triton.jit
@@ -86,11 +102,14 @@ def _one_group(
     in_use = tl.arange(0, ROWS) < p
     index = tl.load(group + tl.arange(0, ROWS), mask=in_use, other=0)
     score = tl.load(scores + index, mask=in_use, other=0.0).to(tl.float32) - half
+    lane = tl.arange(0, BLOCK)[None, :]
     counts = tl.zeros([ROWS, BLOCK], tl.int32)
     nan = tl.zeros([1, BLOCK], tl.int32)
+    kept, grade, exists = fetch_items(scores, relevance, mask, lane, lane < n, MASKED)
     for block in range(0, tl.cdiv(n, BLOCK)):
-        at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
-        value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
+        at = block * BLOCK + lane
+        value, relevant, irrelevant = split_items(kept, grade, exists, half)
+        kept, grade, exists = fetch_items(scores, relevance, mask, at + BLOCK, at + BLOCK < n, MASKED)
         nan = nan | ((value != value) & (relevant | irrelevant)).to(tl.int32)
         counts += (irrelevant & (value >= score[:, None])).to(tl.int32)
     above = _added_up(counts, room, ROWS)
@@ -106,9 +125,11 @@ def _one_group(
             new = _own_ranks(moved, index, in_use, ROWS)
             score = tl.where(in_use, score, float("inf"))  # items that are not there pass no other
             moved = tl.where(in_use, moved, float("inf"))
+            kept, grade, exists = fetch_items(scores, relevance, mask, lane, lane < n, MASKED)
             for block in range(0, tl.cdiv(n, BLOCK)):
-                at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
-                value, _, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
+                at = block * BLOCK + lane
+                value, _, irrelevant = split_items(kept, grade, exists, half)
+                kept, grade, exists = fetch_items(scores, relevance, mask, at + BLOCK, at + BLOCK < n, MASKED)
                 lower = value >= moved[:, None]
                 counts += (irrelevant & lower).to(tl.int32)
                 passed = tl.sum((value >= score[:, None]).to(tl.int32) - lower.to(tl.int32), 0, keep_dims=True)
@@ -126,9 +147,11 @@ def _one_group(
             tl.debug_barrier()
             risen = tl.where(in_use, score + strength.to(tl.float32), float("-inf"))
             score = tl.where(in_use, score, float("-inf"))  # items that are not there stand above no other
+            kept, grade, exists = fetch_items(scores, relevance, mask, lane, lane < n, MASKED)
             for block in range(0, tl.cdiv(n, BLOCK)):
-                at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
-                value, _, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
+                at = block * BLOCK + lane
+                value, _, irrelevant = split_items(kept, grade, exists, half)
+                kept, grade, exists = fetch_items(scores, relevance, mask, at + BLOCK, at + BLOCK < n, MASKED)
                 higher = value < risen[:, None]
                 counts += (irrelevant & ~higher).to(tl.int32)
                 # both places of an item in one number: they are 16 at most

@@ -89,17 +89,28 @@ def index_of(word):
 
 
 @triton.jit
-def read_items(scores, relevance, mask, at, inside, half, MASKED: tl.constexpr):
+def fetch_items(scores, relevance, mask, at, inside, MASKED: tl.constexpr):
+    """Scores, relevance and mask of items as they are stored; 0 for those outside."""
+    exists = inside.to(tl.int8)
+    if MASKED:
+        exists = tl.load(mask + at, mask=inside, other=0)
+    return tl.load(scores + at, mask=inside, other=0.0), tl.load(relevance + at, mask=inside, other=0), exists
+
+
+@triton.jit
+def split_items(score, grade, exists, half):
     """Shifted scores of items, and which are relevant and irrelevant (neither: masked or outside).
 
     Relevance that is neither 0 nor 1 makes the score NaN, and so the loss: a GPU does not wait to raise.
     """
-    exists = inside
-    if MASKED:
-        exists = inside & (tl.load(mask + at, mask=inside, other=0) != 0)
-    grade = tl.load(relevance + at, mask=inside, other=0)
-    relevant = exists & (grade != 0)
-    irrelevant = exists & (grade == 0)
-    value = tl.load(scores + at, mask=inside, other=0.0).to(tl.float32)
-    value = tl.where((grade != 0) & (grade != 1), float("nan"), value)
+    relevant = (exists != 0) & (grade != 0)
+    irrelevant = (exists != 0) & (grade == 0)
+    value = tl.where((grade != 0) & (grade != 1), float("nan"), score.to(tl.float32))
     return value + tl.where(relevant, -half, half), relevant, irrelevant
+
+
+@triton.jit
+def read_items(scores, relevance, mask, at, inside, half, MASKED: tl.constexpr):
+    """:func:`split_items` of items that are fetched here."""
+    score, grade, exists = fetch_items(scores, relevance, mask, at, inside, MASKED)
+    return split_items(score, grade, exists, half)
