@@ -5,9 +5,10 @@
     python -m benchmarks.multi_label --table --out runs/multi-label          the table of what is finished
 
 DIR has VOCdevkit/VOC2007. An image is relevant to the classes that it shows; a class of which it shows difficult
-objects alone is left out for this image, as in the official evaluation. Every row has settings of its own and a
-learning rate to choose: by mAP on `val` after training on `train`, with the first seed. Then the chosen ones train
-on `trainval` and are judged once on `test`, with all seeds. Finished runs are not run again, results are written
+objects alone is left out for this image, as in the official evaluation. Every row has a learning rate and settings
+of its own to choose, by mAP on `val` after training on `train`, with the first seed: the rate with its first
+setting, then the other settings at that rate. What is chosen trains on `trainval` and is judged once on `test`,
+with all seeds. Finished runs are not run again, results are written
 after each. With --parallel so many processes share the device, each with the images in its memory.
 """
 
@@ -252,14 +253,19 @@ def table(results: dict[str, float], rows: list[str], seeds: int, about: str) ->
         setting = ", ".join(filter(None, [chosen.setting, f"rate {chosen.rate:g}"]))
         lines.append(f"| {row} | {setting} | {results[chosen.name]:.2f} | {len(finals)} | {told} |")
     lines += ["", "All settings on val:", "", "| loss | setting | rate | mAP on val |", "|---|---|---|---|"]
-    for run in (run for row in rows for run in choices_of(row) if run.name in results):
+    for run in (run for row in rows for run in choices_of(row, results) if run.name in results):
         lines.append(f"| {run.row} | {run.setting} | {run.rate:g} | {results[run.name]:.2f} |")
     return "\n".join([*lines, ""])
 
 
-def choices_of(row: str) -> list[Run]:
-    """The runs a row chooses from."""
-    return [Run(row, setting, rate, 0, "train", "val") for setting in ROWS[row] for rate in RATES]
+def choices_of(row: str, results: dict[str, float]) -> list[Run]:
+    """The runs a row chooses from, as far as known: its first setting at every rate, others at the best."""
+    first, *others = ROWS[row]
+    rates = [Run(row, first, rate, 0, "train", "val") for rate in RATES]
+    if any(run.name not in results for run in rates):
+        return rates
+    fastest = max(rates, key=lambda run: results[run.name])
+    return [*rates, *(fastest._replace(setting=setting) for setting in others)]
 
 
 def finals_of(chosen: Run, seeds: int) -> list[Run]:
@@ -269,7 +275,7 @@ def finals_of(chosen: Run, seeds: int) -> list[Run]:
 
 def best(results: dict[str, float], row: str) -> Run | None:
     """What a row chooses, once all its choices are measured."""
-    runs = choices_of(row)
+    runs = choices_of(row, results)
     if any(run.name not in results for run in runs):
         return None
     return max(runs, key=lambda run: results[run.name])
@@ -317,7 +323,7 @@ def main() -> None:
 
 def _next(rows: list[str], results: dict[str, float], begun: set[str], seeds: int) -> Run | None:
     """What to do next: choices of all rows, then, of rows that have chosen, a seed of each before the next."""
-    wanted = [run for row in rows for run in choices_of(row)]
+    wanted = [run for row in rows for run in choices_of(row, results)]
     chosen = [one for row in rows if (one := best(results, row)) is not None]
     wanted += [finals_of(one, seeds)[seed] for seed in range(seeds) for one in chosen]
     return next((run for run in wanted if run.name not in results and run.name not in begun), None)

@@ -282,6 +282,27 @@ def test_reduction_and_scaling(reduction, dtype):
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("relevant", [3, 12, 40])
+@pytest.mark.parametrize("hint", [None, 16])
+def test_the_gradient_of_the_mean_at_once(relevant, hint):
+    """As scaling afterwards, to the bit: lists with a NaN, a wrong hint, a tiny window, and nothing relevant."""
+    for window in (0.7, 7e-40):
+        scores, relevance, mask = make("random", (1, 6, 300), 0.0, masked=True)
+        scores = scores * window
+        relevance[:, :5, 3 : 3 + relevant] = True
+        mask[:, :, :50] = True
+        scores[0, 1, 2] = torch.nan
+        asked = request(scores, relevance, mask, "ap", reach="window", strength=window, max_relevant=hint)
+        afterwards, answer = short.evaluate(asked), short.evaluate(asked._replace(at_one=True))
+        expected = torch.empty_like(scores)
+        cuda.scale(afterwards, None, "mean", expected)
+        torch.testing.assert_close(answer.losses, afterwards.losses, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(answer.gradient, expected, rtol=0, atol=0, equal_nan=True)
+        wrong = relevant > (hint or relevant)
+        assert answer.gradient[0].isnan().any(-1).tolist() == [wrong, True, wrong, wrong, wrong, False]
+        assert wrong or answer.gradient[0, 0].abs().sum() > 0
+
+
 def test_a_factor_beyond_float32_does_not_make_gradients_nan():
     """Scores of 1e-38 have a window as small; where nothing moves the gradient is 0, elsewhere finite."""
     answer = Answer(

@@ -68,6 +68,11 @@ def regime(request: Request) -> ModuleType:
     return long
 
 
+def scales_at_once(request: Request) -> bool:
+    """Whether the gradient of the mean takes no pass of its own."""
+    return request.by_window and regime(request) is short
+
+
 def evaluate(request: Request) -> Answer:
     """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
     with on_its_device(request.scores):

@@ -76,6 +76,20 @@ def evaluate(request: Request) -> Answer:
     return answer
 
 
+def evaluate_mean(request: Request) -> Answer:
+    """:func:`evaluate` with the gradient of the mean at an upstream gradient of one, in the compute dtype."""
+    if engine_for(request) is cuda and cuda.scales_at_once(request):
+        return evaluate(request._replace(at_one=True))
+    answer = evaluate(request)
+    if not request.with_gradient:
+        return answer
+    gradient, dtype = answer.gradient, request.dtype
+    fits = gradient.dtype.itemsize == dtype.itemsize and gradient.is_contiguous()
+    out = gradient.view(dtype) if fits else torch.empty_like(gradient, dtype=dtype)
+    scale(answer, None, "mean", out)
+    return answer._replace(gradient=out)
+
+
 def _evaluate(*fields: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     losses, gradient, divisor, lists = evaluate(Request(*fields))
     # An op returns nothing of its arguments.

@@ -37,6 +37,8 @@ class Request(NamedTuple):
         with_gradient: Whether the gradient is wanted too.
         check_finite: Wait for the device and raise where a value is not allowed (a CPU always does).
         max_relevant: A bound on the relevant items of a list.
+        at_one: Whether the gradient is to be that of the mean at an upstream gradient of one; only where an engine
+            saves a pass over the gradient so, see :func:`rankgrad.engine.cuda.scales_at_once`.
     """
 
     scores: Tensor
@@ -54,6 +56,7 @@ class Request(NamedTuple):
     with_gradient: bool = True
     check_finite: bool = False
     max_relevant: int | None = None
+    at_one: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -81,8 +81,8 @@ def evaluate(request: Request) -> Answer:
         given.changes, plan.sums, given.rows, given.n, given.slots, given.per_call, given.n_tables,
         given.half_bits, given.reach_bits,
         FORM=given.form, REACH=given.reach, MARGIN_SHARE=given.margin_share, WRITE=given.with_gradient,
-        MASKED=given.masked, FEW=_FEW, ROWS=plan.group, GIVEN=given.given, BLOCK=plan.block, NARROW=plan.narrow,
-        warps=plan.warps,
+        AT_ONE=request.at_one, MASKED=given.masked, FEW=_FEW, ROWS=plan.group, GIVEN=given.given, BLOCK=plan.block,
+        NARROW=plan.narrow, warps=plan.warps,
     )  # fmt: skip
     if plan.others:
         launch(
@@ -91,6 +91,6 @@ def evaluate(request: Request) -> Answer:
             plan.ranks, given.rows, given.n, given.slots, plan.room, given.per_call, given.n_tables,
             given.half_bits, given.reach_bits,
             FORM=given.form, REACH=given.reach, MARGIN_SHARE=given.margin_share, WRITE=given.with_gradient,
-            MASKED=given.masked, ROWS=plan.group, BLOCK=min(_BLOCK, plan.block),
+            AT_ONE=request.at_one, MASKED=given.masked, ROWS=plan.group, BLOCK=min(_BLOCK, plan.block),
         )  # fmt: skip
     return given.answer()

@@ -20,7 +20,7 @@ from torch import Tensor
 from rankgrad.engine import ops
 from rankgrad.engine.precision import without_autocast
 from rankgrad.engine.registration import fake_of, is_plain_call, op_on, records_of
-from rankgrad.engine.request import Answer, Request
+from rankgrad.engine.request import Request
 from rankgrad.engine.spread import merged, moments, spread_of
 from rankgrad.losses import _forces
 from rankgrad.pairs import Lookup, Pairs
@@ -198,10 +198,9 @@ def _evaluate(
     losses, values = [], []
     for part, block in _blocks(lookup):
         pairs = block.pairs()
-        answer = ops.evaluate(spec.request(pairs, stats, with_gradient))
+        answer = ops.evaluate_mean(spec.request(pairs, stats, with_gradient))
         losses.append(answer.losses)
-        if with_gradient:
-            gradient = _scaled(answer, queries.dtype)[0]
+        gradient = answer.gradient[0]
         if spec.forces:
             value, force = spec.forces_on(pairs, stats, answer.lists, len(queries))
             values.append(value)
@@ -232,14 +231,6 @@ def _add(into: Tensor, left: Tensor, right: Tensor, several: bool) -> None:
         into.addmm_(left, right)
     else:
         torch.mm(left, right, out=into)
-
-
-def _scaled(answer: Answer, dtype: torch.dtype) -> Tensor:
-    """The gradient of the scores at an upstream gradient of one, in the memory of the answer's where it fits."""
-    fits = answer.gradient.dtype.itemsize == dtype.itemsize and answer.gradient.is_contiguous()
-    out = answer.gradient.view(dtype) if fits else torch.empty_like(answer.gradient, dtype=dtype)
-    ops.scale(answer, None, "mean", out)
-    return out
 
 
 _RECORDS = (Lookup, GlobalStats, LossSpec, GradientFlags)

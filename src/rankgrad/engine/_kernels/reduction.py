@@ -4,9 +4,7 @@
 import triton
 import triton.language as tl
 
-from rankgrad.engine._kernels.words import blocks_of, span
-
-LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
+from rankgrad.engine._kernels.words import LARGEST, blocks_of, span
 
 
 @triton.jit

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from rankgrad.engine._kernels.reduction import LARGEST
+from rankgrad.engine._kernels.words import LARGEST
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from rankgrad.engine._kernels.forms_gpu import item_terms, pulled, pushed, units, window_terms
-from rankgrad.engine._kernels.words import read_items
+from rankgrad.engine._kernels.words import factor_of, read_items, times
 
 NARROW = tl.constexpr(8)  # sums of 64-bit units: blocks are narrower by this, to leave registers (4: 255 of them)
 
@@ -154,8 +154,8 @@ def _terms_again(changes, tables, n_tables, index, in_use, FORM: tl.constexpr):
 
 @triton.jit
 def several_groups_by_window(
-    scores, relevance, mask, tables, losses, changes, ranks, row, n, slots, half, window, n_tables, p,
-    FORM: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    scores, relevance, mask, tables, losses, changes, ranks, row, n, slots, half, window, divisor, n_tables, p,
+    FORM: tl.constexpr, AT_ONE: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A list whose relevant items all rise by the window: one sweep for each group, then sums of slopes by block."""
     nan = _list_relevant(scores, relevance, mask, ranks, n, half, MASKED, BLOCK)
@@ -189,6 +189,7 @@ def several_groups_by_window(
     tl.debug_barrier()
 
     many, one = units(top, p)
+    factor = factor_of(divisor, nan > 0, AT_ONE)
     for block in range(0, tl.cdiv(n, BLOCK // NARROW)):
         at = block * (BLOCK // NARROW) + tl.arange(0, BLOCK // NARROW)
         value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)
@@ -202,7 +203,7 @@ def several_groups_by_window(
             passed = (value[None, :] >= score[:, None]) & (value[None, :] < (score + window)[:, None])
             total += tl.sum(tl.where(passed, slope[:, None], 0), 0)
         gradient = tl.where(irrelevant, pushed(total, one, count), 0)
-        tl.store(changes + at, gradient, mask=(at < n) & ~relevant)
+        tl.store(changes + at, times(gradient, factor), mask=(at < n) & ~relevant)
     tl.debug_barrier()
     for first in range(0, p, ROWS):
         number = first + tl.arange(0, ROWS)
@@ -210,5 +211,5 @@ def several_groups_by_window(
         index = tl.load(ranks + number, mask=in_use, other=0).to(tl.int32)
         passed = tl.load(ranks + slots + number, mask=in_use, other=0)
         slope = _terms_again(changes, tables, n_tables, index, in_use, FORM)
-        tl.store(changes + index, pulled(slope, passed, count), mask=in_use)
+        tl.store(changes + index, times(pulled(slope, passed, count), factor), mask=in_use)
     tl.debug_barrier()  # the program's next list writes to the same ranks

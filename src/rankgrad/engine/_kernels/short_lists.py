@@ -15,7 +15,16 @@ import triton.language as tl
 
 from rankgrad.engine._kernels.forms_gpu import item_terms, pulled, pushed, units
 from rankgrad.engine._kernels.short_groups import several_groups, several_groups_by_window
-from rankgrad.engine._kernels.words import LAM, divisor_of, fetch_items, half_margin, split_items, strength_of
+from rankgrad.engine._kernels.words import (
+    LAM,
+    divisor_of,
+    factor_of,
+    fetch_items,
+    half_margin,
+    split_items,
+    strength_of,
+    times,
+)
 
 
 @triton.jit
@@ -90,9 +99,9 @@ def _added_up(counts, room, ROWS: tl.constexpr):
 
 @triton.jit
 def _one_group(
-    scores, relevance, mask, group, room, tables, losses, changes, row, n, half, strength, n_tables, p,
-    FORM: tl.constexpr, REACH: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    scores, relevance, mask, group, room, tables, losses, changes, row, n, half, strength, divisor, n_tables, p,
+    FORM: tl.constexpr, REACH: tl.constexpr, WRITE: tl.constexpr, AT_ONE: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A list whose relevant items are all in one group: two sweeps over the row.
 
@@ -118,7 +127,8 @@ def _one_group(
     own = _own_ranks(score, index, in_use, ROWS)
     term, slope = item_terms(FORM, tables, n_tables, above, own)
     loss = tl.sum(tl.where(in_use, term, 0.0)) / tl.maximum(p, 1).to(tl.float64)
-    tl.store(losses + row, tl.where(tl.max(nan) > 0, float("nan"), loss))
+    wrong = tl.max(nan) > 0
+    tl.store(losses + row, tl.where(wrong, float("nan"), loss))
     if WRITE:
         if REACH == LAM:
             moved = score + (strength * slope).to(tl.float32)
@@ -143,7 +153,9 @@ def _one_group(
             slot = tl.arange(0, 2 * ROWS)
             up_to = tl.sum(tl.where(own[None, :] <= slot[:, None], here[None, :], 0), 1)  # slopes up to each rank
             between = pushed(up_to[:, None] - up_to[None, :], one, count)  # [place after, place before]
-            tl.store(pushes + slot[:, None] * (2 * ROWS) + slot[None, :], between)
+            factor = factor_of(divisor, wrong, AT_ONE)
+            nothing = (0.0 * factor).to(tl.int32, bitcast=True)  # not 0 where the loss is NaN
+            tl.store(pushes + slot[:, None] * (2 * ROWS) + slot[None, :], times(between, factor))
             tl.debug_barrier()
             risen = tl.where(in_use, score + strength.to(tl.float32), float("-inf"))
             score = tl.where(in_use, score, float("-inf"))  # items that are not there stand above no other
@@ -159,11 +171,19 @@ def _one_group(
                 both = tl.sum(both, 0, keep_dims=True)
                 low, high = both & 0xFFFF, both >> 16
                 moved = irrelevant & (low != high)
-                push = tl.load(pushes + high * (2 * ROWS) + low, mask=moved, other=0)
+                push = tl.load(pushes + high * (2 * ROWS) + low, mask=moved, other=nothing)
                 tl.store(changes + at, push, mask=at < n)
-            result = pulled(slope, above - _added_up(counts, room + ROWS, ROWS), count)
+            result = times(pulled(slope, above - _added_up(counts, room + ROWS, ROWS), count), factor)
         tl.debug_barrier()
         tl.store(changes + index, result, mask=in_use)
+
+
+@triton.jit
+def _all_nan(changes, n, BLOCK: tl.constexpr):
+    for block in range(0, tl.cdiv(n, BLOCK)):
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        nan = tl.full([BLOCK], float("nan"), tl.float32)
+        tl.store(changes + at, nan.to(tl.int32, bitcast=True), mask=at < n)
 
 
 @triton.jit
@@ -180,8 +200,8 @@ def _strength_of_list(reach, existing, counting, p, REACH: tl.constexpr):
 def rank_sparse_lists(
     scores, relevance, mask, counts, items, first_group, lists, divisor, spread, tables, losses, changes, room,
     rows, n, slots, per_call, n_tables, half_bits, reach_bits,
-    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr,
-    FEW: tl.constexpr, ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
+    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, AT_ONE: tl.constexpr,
+    MASKED: tl.constexpr, FEW: tl.constexpr, ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     """Loss of each list of up to ROWS relevant items and (WRITE) the gradient of each of its items.
 
@@ -206,19 +226,22 @@ def rank_sparse_lists(
             half = half_margin(half_bits, spread, call, MARGIN_SHARE)
             reach = strength_of(reach_bits, spread, call, REACH)
         existing = tl.load(items + row)
-        tl.store(divisor + row, divisor_of(reach, existing, counting, REACH))
+        its_divisor = divisor_of(reach, existing, counting, REACH)
+        tl.store(divisor + row, its_divisor)
         strength = _strength_of_list(reach, existing, counting, p, REACH)
         if p > slots:  # a wrong hint: there is no room for so many, and nothing must look like a result
             tl.store(losses + row, float("nan"))
+            if WRITE and AT_ONE:
+                _all_nan(changes + at, n, BLOCK)
         elif p <= FEW:
             _one_group(
                 scores + at, relevance + at, mask + at, first_group + row * ROWS, room, tables, losses, changes + at,
-                row, n, half, strength, n_tables, p, FORM, REACH, WRITE, MASKED, FEW, BLOCK,
+                row, n, half, strength, its_divisor, n_tables, p, FORM, REACH, WRITE, AT_ONE, MASKED, FEW, BLOCK,
             )  # fmt: skip
         elif p <= ROWS:
             _one_group(
                 scores + at, relevance + at, mask + at, first_group + row * ROWS, room, tables, losses, changes + at,
-                row, n, half, strength, n_tables, p, FORM, REACH, WRITE, MASKED, ROWS, NARROW,
+                row, n, half, strength, its_divisor, n_tables, p, FORM, REACH, WRITE, AT_ONE, MASKED, ROWS, NARROW,
             )  # fmt: skip
 
 
@@ -226,8 +249,8 @@ def rank_sparse_lists(
 def rank_other_lists(
     scores, relevance, mask, counts, items, lists, spread, tables, losses, changes, ranks, rows, n, slots, room,
     per_call, n_tables, half_bits, reach_bits,
-    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, MASKED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, AT_ONE: tl.constexpr,
+    MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What :func:`rank_sparse_lists` leaves out: lists of more than ROWS relevant items.
 
@@ -243,11 +266,13 @@ def rank_other_lists(
             call = row // per_call
             half = half_margin(half_bits, spread, call, MARGIN_SHARE)
             reach = strength_of(reach_bits, spread, call, REACH)
-            strength = _strength_of_list(reach, tl.load(items + row), tl.load(lists + call), p, REACH)
+            existing, counting = tl.load(items + row), tl.load(lists + call)
+            strength = _strength_of_list(reach, existing, counting, p, REACH)
             if WRITE and REACH != LAM:
                 several_groups_by_window(
                     scores + at, relevance + at, mask + at, tables, losses, changes + at, ranks, row, n, slots, half,
-                    strength.to(tl.float32), n_tables, p, FORM, MASKED, ROWS, BLOCK,
+                    strength.to(tl.float32), divisor_of(reach, existing, counting, REACH), n_tables, p, FORM, AT_ONE,
+                    MASKED, ROWS, BLOCK,
                 )  # fmt: skip
             else:
                 several_groups(

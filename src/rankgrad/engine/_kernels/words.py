@@ -15,6 +15,7 @@ NO_WORD = tl.constexpr((1 << 63) - 1)
 #: How a reach is given (``rankgrad.engine.request.REACHES``): a lambda, a window, or a share of the spread.
 LAM = tl.constexpr(0)
 SHARE = tl.constexpr(2)
+LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
 
 
 @triton.jit
@@ -63,6 +64,22 @@ def divisor_of(strength, items, lists, REACH: tl.constexpr):
         return strength * tl.maximum(items, 1).to(tl.float64)
     else:
         return strength * tl.maximum(lists, 1).to(tl.float64)
+
+
+@triton.jit
+def factor_of(divisor, nan, AT_ONE: tl.constexpr):
+    """What a list's gradient is multiplied by at once: AT_ONE as ``scale_changes`` does it for ones, else 1."""
+    if AT_ONE:
+        factor = tl.minimum(1.0 / divisor, LARGEST)
+        return tl.where(nan, float("nan"), factor).to(tl.float32)
+    else:
+        return tl.full([], 1.0, tl.float32)
+
+
+@triton.jit
+def times(bits, factor):
+    """A float32 given by its bits times a factor, as bits."""
+    return (bits.to(tl.float32, bitcast=True) * factor).to(tl.int32, bitcast=True)
 
 
 # ------------------------------------------------------------------------------------------- items

@@ -66,27 +66,30 @@ def training_boxes(height: Tensor, width: Tensor, view: View, generator: torch.G
     return boxes, flips
 
 
-def crops(images: PackedImages, boxes: Tensor, flips: Tensor | None, view: View) -> Tensor:
-    """Cut boxes out of images and bring them to ``crop x crop``, normalised by mean and standard deviation.
+def crops(
+    images: PackedImages, boxes: Tensor, flips: Tensor | None, view: View, side: int | None = None
+) -> Tensor:
+    """Cut boxes out of images and bring them to ``side x side``, normalised by mean and standard deviation.
 
     Args:
         images: N images.
         boxes: ``[N, 4]`` in pixels.
         flips: ``[N]`` bool, or None.
         view: Side, mean and standard deviation of the result: nothing left out.
+        side: Another side than the view's, in pixels.
 
     Returns:
-        ``[N, 3, crop, crop]`` float32 where the pixels are, channels last in memory on a GPU.
+        ``[N, 3, side, side]`` float32 where the pixels are, channels last in memory on a GPU.
     """
     from torchvision.ops import roi_align
 
-    device = images.pixels.device
+    device, side = images.pixels.device, side or view.crop
     groups, parts = like_sizes(images), []
     for rows in groups:
         pixels = whole(images.rows(rows)).permute(0, 3, 1, 2).float().contiguous()
         numbered = sent(torch.cat([torch.arange(len(rows)).unsqueeze(1).float(), boxes[rows]], dim=1), device)
         # Aligned RoIAlign averages as many samples as a target pixel covers: anti-aliased, exact at scale 1.
-        parts.append(roi_align(pixels, numbered, (view.crop, view.crop), aligned=True))
+        parts.append(roi_align(pixels, numbered, (side, side), aligned=True))
     out: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)[sent(torch.cat(groups).argsort(), device)]
     if flips is not None:
         out = torch.where(sent(flips, device)[:, None, None, None], out.flip(3), out)

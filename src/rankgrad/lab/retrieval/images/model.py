@@ -157,7 +157,9 @@ def complete_view(view: View, config: Model) -> View:
     crop = view.crop or (min(own.crop, view.resize) if view.resize else own.crop)
     resize = view.resize or max(crop, round(own.resize * crop / own.crop))
     mean, std = view.mean or own.mean, view.std or own.std
-    return view.model_copy(update={"resize": resize, "crop": crop, "mean": mean, "std": std})
+    return view.model_copy(
+        update={"resize": resize, "crop": crop, "test_crop": view.test_crop or crop, "mean": mean, "std": std}
+    )
 
 
 def build(config: Model, crop: int, seed: int) -> tuple[Embedder, dict[str, Any]]:

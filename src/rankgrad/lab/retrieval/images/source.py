@@ -90,12 +90,13 @@ class ImageSource(Source):
     def inputs(self, rows: Tensor, following: Tensor | None = None, draw: Draw | None = None) -> Tensor:
         """Random crops for training, else the centre."""
         images = self.store.fetch(rows, following)
-        crop = self.view.crop
-        assert crop is not None
+        view = self.view
+        assert view.crop is not None and view.test_crop is not None
         if draw is None:
-            return augment.crops(images, augment.centre_boxes(images.height, images.width, crop), None, self.view)
+            boxes = augment.centre_boxes(images.height, images.width, view.crop)
+            return augment.crops(images, boxes, None, view, view.test_crop)
         boxes, flips = self._boxes(images.height, images.width, draw)
-        return augment.crops(images, boxes, flips, self.view)
+        return augment.crops(images, boxes, flips, view)
 
     def _boxes(self, height: Tensor, width: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         """This process's part of the boxes of the global batch: the same whatever the number of processes."""

@@ -39,13 +39,14 @@ class ImageEmbedder(Embedder):
     def exportable(self) -> Exportable:
         """From pixels in [0, 1] to embeddings: the normalisation of the images is part of it."""
         view: View = self.config.view
-        assert view.crop is not None
-        size = f"{view.crop} x {view.crop}"
-        shape = (3, view.crop, view.crop)
+        side = view.test_crop
+        assert side is not None
+        size = f"{side} x {side}"
+        shape = (3, side, side)
         return Exportable(
             _FromPixels(self.network, view).to(self.device).eval(),
             lambda rows: (torch.rand(rows, *shape).to(self.device),),
-            {"images": f"[N, 3, {view.crop}, {view.crop}] float32: RGB in [0, 1], centre crop of {size}"},
+            {"images": f"[N, 3, {side}, {side}] float32: RGB in [0, 1], centre crop of {size}"},
             ("embeddings", f"[N, {self.config.model.embedding}] float32 of unit length"),
         )
 
