@@ -24,7 +24,7 @@ _STREAM_BLOCK, _STREAM_WARPS = 512, 4
 _STREAMS = 16  # programs a processor that stream
 _GATHERERS = 4  # programs a processor that gather, where there are so many items
 _ROOM = 1 << 20  # for private copies of the counts
-_MOST_SLOTS = 1 << 24  # relevant items that there is room for at once, of all lists: 36 bytes each
+_MOST_SLOTS = 1 << 23  # relevant items that there is room for at once, of all lists: 36 bytes each
 _COUNTS_ONLY = -1  # what `terms` does besides the forms
 
 
