@@ -7,7 +7,6 @@ import time
 
 import pytest
 import torch
-from test_detection_training import SMALL
 
 from rankgrad.lab import recipes
 from rankgrad.lab.detection import coco, data
@@ -18,6 +17,7 @@ from rankgrad.lab.training import checkpoint
 from rankgrad.lab.training.errors import UserError
 
 import scenes
+from scenes import SMALL
 
 CLASSES = ("leaf", "sky", "apple")  # in the order of the ids
 

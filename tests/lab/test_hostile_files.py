@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from rankgrad.lab.cli import main
 from rankgrad.lab.detection import coco
 from rankgrad.lab.detection import report as detection_report
 from rankgrad.lab.ranker import data as ranker
@@ -29,17 +28,9 @@ from rankgrad.lab.vision import decoding
 from rankgrad.lab.vision.images import Store
 
 import images
+from runs import told
 
 CPU = torch.device("cpu")
-
-
-def told(*arguments):
-    """The message of a command that fails."""
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    assert isinstance(caught.value.code, str) and caught.value.code.startswith("rankgrad: ")
-    assert "\n" not in caught.value.code
-    return caught.value.code
 
 
 def written(path, content):
