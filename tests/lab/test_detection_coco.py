@@ -68,7 +68,7 @@ def test_where_images_may_be(tmp_path):
 
 def test_which_split(tmp_path):
     root = scenes.coco_set(tmp_path)
-    assert coco.find_part(root, "val").file.name == "instances_val2017.json"
+    assert coco.find_split(root, "val").file.name == "instances_val2017.json"
     with pytest.raises(UserError, match=r"no annotations called 'valid' in .*; there are train2017, val2017"):
         read(root, test="valid")
     (root / "annotations/instances_val2014.json").write_text("{}")
