@@ -22,8 +22,7 @@ grep -E "MISSED|differs|failed" "$OUT/reach.txt"
 tail -n 1 "$OUT/reach.md"
 
 echo "== tests, $(left) s left"
-files="tests/test_gpu.py tests/test_groups_gpu.py tests/test_graphed.py tests/test_surrogates_gpu.py"
-files="$files tests/lab/test_training_gpu.py tests/lab/test_detection_gpu.py"
+files=$(grep -rl --include="test_*.py" "pytest\.mark\.gpu" tests)
 python3 -m pytest -q --collect-only -m gpu -p no:cacheprovider $files 2> /dev/null | grep "::" > "$parts/ids"
 split -n r/8 "$parts/ids" "$parts/part."
 limit=$(( $(left) - 60 ))

@@ -12,6 +12,13 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 WEIGHTS = torch.tensor([0.5, 0.25, 0.125, 0.0, 0.0625])
 
 
+def batch(n=12, dim=6, classes=4, seed=0, dtype=torch.float64):
+    """Embeddings of shape ``[n, dim]`` and their labels."""
+    g = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(n, dim, generator=g, dtype=dtype)
+    return embeddings, torch.randint(classes, (n,), generator=g)
+
+
 def make(kind, shape, share, *, dtype=torch.float32, masked=False, seed=0, device="cpu"):
     """Scores, relevance, mask of shape ``[calls, lists, n]``."""
     g = torch.Generator(device).manual_seed(seed)

@@ -17,6 +17,15 @@ def cli(*arguments):
     return caught.value.code
 
 
+def told(*arguments):
+    """The message of a command that fails: one line."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    assert isinstance(caught.value.code, str) and caught.value.code.startswith("rankgrad: "), caught.value.code
+    assert "\n" not in caught.value.code
+    return caught.value.code
+
+
 def rows(folder, name="steps"):
     with (folder / f"{name}.csv").open() as file:
         return list(csv.DictReader(file))

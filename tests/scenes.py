@@ -8,6 +8,27 @@ from PIL import Image
 
 NAMES = ("apple", "leaf", "sky")
 COLOURS = ((220, 40, 40), (40, 200, 60), (50, 80, 230))
+#: Settings of a detector that trains on these scenes within seconds.
+SMALL = [
+    "backbone=tiny",
+    "weights=none",
+    "pyramid=16",
+    "hidden=32",
+    "proposals=60",
+    "detections=10",
+    "trainable=5",
+    "batch.size=4",
+    "regions=32",
+    "test_size=3",
+    "view.short=64",
+    "view.long=96",
+    "precision=fp32",
+    "epochs=2",
+    "warmup=2",
+    "milestones=[1]",
+    "device=cpu",
+    "loss.memory=2",
+]
 
 
 def annotation(objects, size=(64, 48), extra=""):

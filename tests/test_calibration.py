@@ -6,7 +6,8 @@ from sklearn.linear_model import LogisticRegression
 
 from rankgrad.detection import calibrate, class_log_odds, plain, ranking_loss, use_ranking_loss
 from rankgrad.detection.calibration import fit_scale
-from test_detection_drop_in import batch, detections, detector, losses_of
+
+from detectors import batch, detections, detector, losses_of
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (40.0, 0.01), (-3.0, 100.0)])

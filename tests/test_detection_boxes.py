@@ -10,9 +10,9 @@ import rankgrad
 from rankgrad.detection import RegionLoss, ranking_loss, use_ranking_loss
 from rankgrad.detection.boxes import decoded, giou_loss, iou, overlap_of, own_scores
 from rankgrad.detection.region_loss import padded
-from test_detection_drop_in import CLASSES, detector, losses_of
 
 import oracles
+from detectors import CLASSES, detector, losses_of
 from oracles_detection import overlap as overlap_in_loops
 
 LEVELS = [round(0.5 + 0.05 * k, 2) for k in range(10)]

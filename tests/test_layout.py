@@ -65,6 +65,14 @@ def test_file_names_say_what_is_inside():
     assert not names & {"utils", "util", "base", "common", "helpers", "misc"}
 
 
+def test_no_file_is_longer_than_400_lines():
+    root = SOURCE.parent.parent
+    parts = ("src", "tests", "benchmarks", "docs", "examples")
+    files = [path for part in parts for path in (root / part).rglob("*.py")]
+    assert len(files) > 300
+    assert [str(path) for path in files if len(path.read_text().splitlines()) > 400] == []
+
+
 def run(code):
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     return out.stdout

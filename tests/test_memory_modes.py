@@ -7,7 +7,7 @@ import torch
 
 import rankgrad
 
-from test_memory_and_modules import batch
+from cases import batch
 
 
 def test_a_memory_that_follows_in_inference_mode_can_be_trained_with():

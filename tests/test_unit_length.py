@@ -7,7 +7,7 @@ import rankgrad
 from rankgrad.engine import embeddings as engine
 from rankgrad.pairs import unit_length
 
-from test_memory_and_modules import batch
+from cases import batch
 
 
 def test_bf16_embeddings_are_normalised_in_float32():

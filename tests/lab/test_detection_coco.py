@@ -7,7 +7,6 @@ import time
 
 import pytest
 import torch
-from test_detection_training import SMALL
 
 from rankgrad.lab import recipes
 from rankgrad.lab.detection import coco, data
@@ -18,6 +17,7 @@ from rankgrad.lab.training import checkpoint
 from rankgrad.lab.training.errors import UserError
 
 import scenes
+from scenes import SMALL
 
 CLASSES = ("leaf", "sky", "apple")  # in the order of the ids
 
@@ -68,7 +68,7 @@ def test_where_images_may_be(tmp_path):
 
 def test_which_split(tmp_path):
     root = scenes.coco_set(tmp_path)
-    assert coco.find_part(root, "val").file.name == "instances_val2017.json"
+    assert coco.find_split(root, "val").file.name == "instances_val2017.json"
     with pytest.raises(UserError, match=r"no annotations called 'valid' in .*; there are train2017, val2017"):
         read(root, test="valid")
     (root / "annotations/instances_val2014.json").write_text("{}")

@@ -4,7 +4,6 @@ import pytest
 import torch
 from test_detection_batched import random_boxes
 from test_detection_data import random_images
-from test_detection_training import SMALL
 from torch.nn import functional as F
 
 from rankgrad import graphed
@@ -20,6 +19,7 @@ from rankgrad.lab.training import optim
 from rankgrad.lab.vision.images import PackedImages
 
 import scenes
+from scenes import SMALL
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 

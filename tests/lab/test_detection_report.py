@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_detection_training import SMALL
 
 from rankgrad.lab.detection.evaluate import evaluate
 from rankgrad.lab.detection.paper import TABLE
@@ -17,6 +16,7 @@ from rankgrad.lab.detection.scenes import Objects
 from rankgrad.lab.recipes import load, run
 
 import scenes
+from scenes import SMALL
 
 BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None)
 PROBE = """<script>addEventListener("load", () => {

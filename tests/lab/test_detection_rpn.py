@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from test_detection_batched import SIZES, network, targets
-from test_detection_training import SMALL
 from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
@@ -17,13 +16,8 @@ from rankgrad.lab.recipes import run
 from rankgrad.lab.training.errors import UserError
 
 import oracles
-import scenes
 from runs import rows
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return scenes.voc_set(tmp_path_factory.mktemp("voc"))
+from scenes import SMALL
 
 
 def in_loops(objectness, kind):

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from rankgrad.lab.cli import main
 from rankgrad.lab.detection import coco
 from rankgrad.lab.detection import report as detection_report
 from rankgrad.lab.ranker import data as ranker
@@ -29,17 +28,9 @@ from rankgrad.lab.vision import decoding
 from rankgrad.lab.vision.images import Store
 
 import images
+from runs import told
 
 CPU = torch.device("cpu")
-
-
-def told(*arguments):
-    """The message of a command that fails."""
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    assert isinstance(caught.value.code, str) and caught.value.code.startswith("rankgrad: ")
-    assert "\n" not in caught.value.code
-    return caught.value.code
 
 
 def written(path, content):
@@ -222,8 +213,8 @@ def test_pages_and_drawings_read_what_training_reads(tmp_path):
         (detection_report.Detections, {"threshold": 0, "scores": "", "right": 1, "examples": [{}], "hardest": []}),
         (detection_report.ByClass, {"softmax": {}}),
         (detection_report.ByClass, {"softmax": {"AP50": {"cat": "x"}}, "odds": {"AP50": {}}}),
-        (ranker_report.Examples, {"highest": -1, "hardest": [], "easiest": []}),
-        (ranker_report.Examples, {"highest": 1, "hardest": [{"query": 1}], "easiest": []}),
+        (ranker_report.RankedQueries, {"highest": -1, "hardest": [], "easiest": []}),
+        (ranker_report.RankedQueries, {"highest": 1, "hardest": [{"query": 1}], "easiest": []}),
         (index.Notes, {"names": 3}),
         (run_files.DataNotes, {"headline": 3}),
         (run_files.DataNotes, []),

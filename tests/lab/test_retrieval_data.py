@@ -9,11 +9,13 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from rankgrad.lab import recipes
+from rankgrad.lab.recipes import run
 from rankgrad.lab.retrieval.images import augment, data
 from rankgrad.lab.retrieval.images.config import Data, View
 from rankgrad.lab.retrieval.images.source import ImageSource, decode
 from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
 from rankgrad.lab.retrieval.splits import Items
+from rankgrad.lab.training import reuse
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.images import MEAN, STD, PackedImages
 
@@ -298,3 +300,33 @@ def test_a_pooling_that_cannot_be_replaced_is_told(tmp_path):
         settings = [*TINY, f"data.root={root}", "view.resize=32", "view.crop=32", *more]
         task = ImageTask(recipes.load("folder", settings)[1], torch.device("cpu"))
         assert ("tiny keeps its own pooling, which avg+max cannot replace" in task.told) == told
+
+
+def test_what_is_read_is_what_is_on_disk(tmp_path):
+    root = images.folder_set(tmp_path / "data")
+    config = Data(name="folder", root=str(root))
+    view = View(resize=16, crop=12, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    before = read_sources(config, view, CPU, train=True)
+    images.image(root / "class0" / "new.png", 0, 99)
+    (root / "class1" / "0.png").unlink()
+    after = read_sources(config, view, CPU, train=True)
+    names = [{*s.train.items.names, *s.query.items.names} for s in (before, after)]
+    assert names[1] - names[0] == {"class0/new.png"} and names[0] - names[1] == {"class1/0.png"}
+
+
+def test_seeds_read_once(tmp_path, monkeypatch):
+    calls = []
+    inner = data.read
+    monkeypatch.setattr(data, "read", lambda config: calls.append(config) or inner(config))
+    for _ in range(2):
+        run.run("digits", ["epochs=1", "evaluate_first=false"], out=str(tmp_path / f"{len(calls)}"), seeds=2)
+    assert len(calls) == 2
+    reader = reuse.read_once(lambda *args, **kwargs: object())
+    assert reader(1) is not reader(1)
+    with reuse.shared():
+        first = reader(1, a=2)
+        assert reader(1, a=2) is first
+        with reuse.shared():
+            assert reader(1, a=2) is first
+        assert reader(1, a=3) is not first and reader(1, a=2) is not first
+    assert reader(1) is not reader(1)

@@ -51,7 +51,7 @@ class _Category(TypedDict):
     name: str
 
 
-class File(TypedDict):
+class AnnotationFile(TypedDict):
     """What is read of a file; all else in it (licenses, segmentations) is passed over."""
 
     images: Annotated[list[_Image], FailFast()]
@@ -59,21 +59,21 @@ class File(TypedDict):
     categories: Annotated[list[_Category], FailFast()]
 
 
-class Part(NamedTuple):
+class SplitFiles(NamedTuple):
     """A split: the file with its annotations, and the folders its images may be in."""
 
     file: Path
     folders: tuple[Path, ...]
 
 
-class Split(NamedTuple):
+class CocoSplit(NamedTuple):
     """Rows of a split, in the order of the images' ids, and the categories that have objects, by their ids."""
 
     rows: list[Row]
     classes: dict[int, str]
 
 
-def find_part(root: Path, name: str) -> Part:
+def find_split(root: Path, name: str) -> SplitFiles:
     """The split whose name is, or begins with, ``name``: ``val`` finds val2017 and valid."""
     files = {path.stem.removeprefix("instances_"): path for path in root.glob("annotations/instances_*.json")}
     files |= {path.parent.name: path for path in root.glob(f"*/{_EXPORTED}")}
@@ -86,15 +86,15 @@ def find_part(root: Path, name: str) -> Part:
         raise UserError(f"--data: several annotations called {name!r} in {root}; say which: {', '.join(fitting)}")
     (part,) = fitting
     if files[part].name == _EXPORTED:
-        return Part(files[part], (files[part].parent,))
-    return Part(files[part], (root / part, root / "images" / part, root / "images", root))
+        return SplitFiles(files[part], (files[part].parent,))
+    return SplitFiles(files[part], (root / part, root / "images" / part, root / "images", root))
 
 
-def read_split(root: Path, name: str) -> Split:
+def read_split(root: Path, name: str) -> CocoSplit:
     """Images and objects of a split; UserError names a file that cannot be used and the place in it."""
-    part = find_part(root, name)
+    part = find_split(root, name)
     content = reading.read(part.file, argument="--data").removeprefix(codecs.BOM_UTF8)
-    read: File = checked_json(content, File, f"--data: {part.file}")
+    read: AnnotationFile = checked_json(content, AnnotationFile, f"--data: {part.file}")
     categories = {one["id"]: one["name"] for one in read["categories"]}
     _no_doubles(part.file, "categories", [one["id"] for one in read["categories"]])
     _no_doubles(part.file, "categories", list(categories.values()))
@@ -112,7 +112,7 @@ def read_split(root: Path, name: str) -> Split:
     folder = _folder(part, images)
     rows = [_row(folder, image, objects.get(image["id"], []), categories) for image in images]
     used = {one["category_id"] for one in read["annotations"]}
-    return Split(rows, {number: categories[number] for number in sorted(used & categories.keys())})
+    return CocoSplit(rows, {number: categories[number] for number in sorted(used & categories.keys())})
 
 
 def _no_doubles(file: Path, kind: str, values: list[Id] | list[int] | list[str]) -> None:
@@ -123,7 +123,7 @@ def _no_doubles(file: Path, kind: str, values: list[Id] | list[int] | list[str])
         seen.add(value)
 
 
-def _folder(part: Part, images: list[_Image]) -> Path:
+def _folder(part: SplitFiles, images: list[_Image]) -> Path:
     """Where the images are: the folder that has one of the first of them; the usual one if none has."""
     for image in images[:10]:  # some may be missing
         for folder in part.folders:

@@ -65,7 +65,7 @@ class Curve:
     cross_entropy_gradient: list[float] = field(default_factory=list)
 
 
-class _Items:
+class _RandomRegions:
     """Regions as a detector samples them: most are background, the others lie around the centre of their class."""
 
     def __init__(self, inputs: int, classes: int, foreground: float, distance: float, seed: int) -> None:
@@ -124,7 +124,7 @@ def cold_start(
     """
     curves = {}
     for name in names:
-        source = _Items(inputs, classes, foreground, distance, seed)
+        source = _RandomRegions(inputs, classes, foreground, distance, seed)
         test_inputs, test_labels = source.draw(4 * items)
         torch.manual_seed(seed)
         classifier = nn.Linear(inputs, 1 + classes)

@@ -325,12 +325,12 @@ class DetectionTask(Task):
         cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
     ) -> Trained:
         """From image files to boxes."""
-        from rankgrad.lab.detection.trained import ObjectDetector
+        from rankgrad.lab.detection.trained import TrainedDetector
 
         network = model.rebuild(
             config.model, config.view, regions=config.batch.regions, notes=notes, weights=weights
         )
-        return ObjectDetector(config, network, device, tuple(notes["classes"]))
+        return TrainedDetector(config, network, device, tuple(notes["classes"]))
 
     @classmethod
     def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
 
 
-class ObjectDetector(Trained):
+class TrainedDetector(Trained):
     """Image files to boxes.
 
     Args:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from rankgrad import _check
 
 
-class _Queries:
+class _GradedQueries:
     """Which items belong together, and what the losses need of each query."""
 
     def __init__(self, grades: Tensor, groups: Tensor) -> None:
@@ -71,7 +71,7 @@ def ranknet_loss(scores: Tensor, grades: Tensor, groups: Tensor, *, sigma: float
     The pairs are those of two items of which i has the higher grade.
     """
     sigma = _check.positive("sigma", sigma)
-    queries = _Queries(grades, groups)
+    queries = _GradedQueries(grades, groups)
     left, right = queries.preferred()
     cost = functional.softplus(-sigma * (scores[left] - scores[right]))
     of = queries.of[left]
@@ -88,7 +88,7 @@ def lambdarank_loss(
     """
     sigma = _check.positive("sigma", sigma)
     k = None if k is None else _check.count("k", k, at_least=1)
-    queries = _Queries(grades, groups)
+    queries = _GradedQueries(grades, groups)
     left, right = queries.preferred()
     gains, discount = queries.gains(k), _discount(queries.ranks(scores.detach()), k)
     change = ((gains[left] - gains[right]) * (discount[left] - discount[right])).abs()
@@ -98,7 +98,7 @@ def lambdarank_loss(
 
 def listnet_loss(scores: Tensor, grades: Tensor, groups: Tensor) -> Tensor:
     """ListNet (Cao et al., 2007), top-one: cross entropy of softmax(scores) against softmax(grades)."""
-    queries = _Queries(grades, groups)
+    queries = _GradedQueries(grades, groups)
 
     def log_softmax(values: Tensor) -> Tensor:
         largest = values.detach().new_full((len(queries.sizes),), -torch.inf)
@@ -111,7 +111,7 @@ def listnet_loss(scores: Tensor, grades: Tensor, groups: Tensor) -> Tensor:
 def approx_ndcg_loss(scores: Tensor, grades: Tensor, groups: Tensor, *, temperature: float = 0.1) -> Tensor:
     r"""ApproxNDCG (Qin et al., 2010): one minus NDCG at the ranks :math:`1 + \sum_j \sigma((s_j - s_i) / T)`."""
     temperature = _check.positive("temperature", temperature)
-    queries = _Queries(grades, groups)
+    queries = _GradedQueries(grades, groups)
     left, right = queries.pairs()
     above = torch.sigmoid((scores[right] - scores[left]) / temperature)
     ranks = scores.new_full(scores.shape, 0.5).index_add(0, left, above)  # 1, less its own sigmoid of 0

@@ -64,7 +64,7 @@ class Queries:
 
 
 @dataclass(frozen=True)
-class Split:
+class QuerySplits:
     """The parts of a data set, with the same features, by name."""
 
     train: Queries
@@ -97,7 +97,7 @@ def _files(root: Path) -> dict[str, Path]:
     return found
 
 
-def read(config: Data) -> Split:
+def read(config: Data) -> QuerySplits:
     """The data set of these settings: a file, split by queries, or a folder with a file for each part."""
     if config.root is None:
         raise UserError("--data: a ranker needs data, say --data FILE or --data DIR")
@@ -151,7 +151,7 @@ def _queries(path: Path, rows: Rows, names: list[str]) -> Queries:
     )
 
 
-def _split(queries: dict[str, Queries], config: Data, names: list[str]) -> Split:
+def _split(queries: dict[str, Queries], config: Data, names: list[str]) -> QuerySplits:
     """The parts that have no file come from the training queries, chosen by a seed."""
     train = queries["train"]
     missing = [part for part in ("test", "validation") if part not in queries]
@@ -167,4 +167,4 @@ def _split(queries: dict[str, Queries], config: Data, names: list[str]) -> Split
             count = min(max(1, math.floor(share * len(train) + 0.5)), len(order) - left)
             queries[part], order = train.take(order[:count].sort().values), order[count:]
         queries["train"] = train.take(order.sort().values)
-    return Split(queries["train"], queries["validation"], queries["test"], names)
+    return QuerySplits(queries["train"], queries["validation"], queries["test"], names)

@@ -32,7 +32,7 @@ BASELINES: dict[str, tuple[Callable[..., Tensor], str]] = {
 _SETTABLE = {"lam", "window", "margin", "log", "weight", "k", "gain", "ties", "sigma", "temperature"}
 
 
-class ListLoss(nn.Module):
+class QueryLoss(nn.Module):
     """A loss of the items of some queries: ``(scores [N], grades [N], groups [N]) -> scalar``.
 
     Args:
@@ -69,9 +69,9 @@ def arguments_of(config: Named) -> dict[str, tuple[Any, str]]:
     return {f"loss.{n}": (one.default, documented(function, n)) for n, one in parameters.items() if n in _SETTABLE}
 
 
-def build(config: Named, relevant: float) -> ListLoss:
+def build(config: Named, relevant: float) -> QueryLoss:
     """The loss of these settings; its arguments are tried on three items, before data is read."""
-    loss = ListLoss(config, relevant)
+    loss = QueryLoss(config, relevant)
     try:
         loss(torch.tensor([0.2, 0.1, 0.3]), torch.tensor([2.0, 1.0, 0.0]), torch.zeros(3, dtype=torch.int64))
     except (TypeError, ValueError) as error:

@@ -32,7 +32,7 @@ _STYLE = """<style>
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Example(TypedDict):
+class RankedQuery(TypedDict):
     """A query and the grades of its first items."""
 
     query: str
@@ -41,12 +41,12 @@ class Example(TypedDict):
     grades: list[Number]
 
 
-class Examples(TypedDict):
+class RankedQueries(TypedDict):
     """``queries.json``."""
 
     highest: Number
-    hardest: list[Example]
-    easiest: list[Example]
+    hardest: list[RankedQuery]
+    easiest: list[RankedQuery]
 
 
 def examples(queries: Queries, scores: Tensor, config: Config) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def examples(queries: Queries, scores: Tensor, config: Config) -> dict[str, Any]
     }
 
 
-def _example(queries: Queries, scores: Tensor, row: int, value: float) -> Example:
+def _example(queries: Queries, scores: Tensor, row: int, value: float) -> RankedQuery:
     """A query with the grades of its first items."""
     own = queries.groups == row
     order = scores[own].argsort(dim=0, descending=True, stable=True)
@@ -85,7 +85,7 @@ def _example(queries: Queries, scores: Tensor, row: int, value: float) -> Exampl
     }
 
 
-def _row(example: Example, highest: float) -> str:
+def _row(example: RankedQuery, highest: float) -> str:
     cells = "".join(
         f'<i style="background:rgba(26,152,80,{0.08 + 0.7 * grade / highest:.2f})">{grade:g}</i>'
         for grade in example["grades"]
@@ -128,7 +128,7 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
 def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
     """(heading, HTML) of a ranker's run; ``beside``: other runs, in the table of results."""
     out = [("Result, %", _results(run, config, beside))]
-    found: Examples | None = read_json_if_there(run / "queries.json", Examples)
+    found: RankedQueries | None = read_json_if_there(run / "queries.json", RankedQueries)
     if found:
         told = f"<p>Test queries with NDCG@{config.ndcg_at[-1]}; grades of the first items, best score first.</p>"
         for heading, shown in (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rankgrad import distributed
 from rankgrad.lab.ranker import data, losses, model
 from rankgrad.lab.ranker.config import Config, Data
-from rankgrad.lab.ranker.data import Queries, Split
+from rankgrad.lab.ranker.data import Queries, QuerySplits
 from rankgrad.lab.ranker.trained import TrainedRanker
 from rankgrad.lab.training.checkpoint import fill, write_text
 from rankgrad.lab.training.errors import TrainingError, UserError
@@ -24,7 +24,7 @@ from rankgrad.metrics import average_precision, ndcg, reciprocal_rank
 
 
 @read_once
-def read(config: Data) -> Split:
+def read(config: Data) -> QuerySplits:
     """The data set; read once for all seeds of a command."""
     return data.read(config)
 

@@ -18,7 +18,7 @@ from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.training.seeding import step_generator
 
 
-class Batch(NamedTuple):
+class LabelledBatch(NamedTuple):
     """What the network takes, the labels ``[B]`` and the ids ``[B]``: equal ids are one item, drawn twice."""
 
     inputs: Any
@@ -76,10 +76,10 @@ class Source(ABC):
     def shown(self, row: int) -> dict[str, str]:
         """An item in the report: ``{"image": data URL}`` or ``{"text": ...}``."""
 
-    def batch(self, rows: Tensor, following: Tensor | None = None, draw: Draw | None = None) -> Batch:
+    def batch(self, rows: Tensor, following: Tensor | None = None, draw: Draw | None = None) -> LabelledBatch:
         """Inputs, labels and ids of these rows."""
         labels, ids = (part.to(self.device, non_blocking=True) for part in (self.items.labels[rows], rows))
-        return Batch(self.inputs(rows, following, draw), labels, ids)
+        return LabelledBatch(self.inputs(rows, following, draw), labels, ids)
 
 
 class Sources(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad.lab.retrieval.config import Named
-from rankgrad.lab.retrieval.source import Batch, Draw
+from rankgrad.lab.retrieval.source import Draw, LabelledBatch
 from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.text.data import Judgements
 from rankgrad.lab.text.source import TextSource
@@ -42,14 +42,14 @@ class GradedSource(TextSource):
         super().__init__(Items(documents, judgements.query, None, documents, judgements.queries), device)
         self.judgements: Judgements = judgements
 
-    def batch(self, rows: Tensor, following: Tensor | None = None, draw: Draw | None = None) -> Batch:
+    def batch(self, rows: Tensor, following: Tensor | None = None, draw: Draw | None = None) -> LabelledBatch:
         """Texts of queries and documents; labels and ids are rows of the queries, then of the documents."""
         queries = self.judgements.query[rows].unique()
         documents = self.judgements.document[rows]
         texts = [self.judgements.queries[i] for i in queries.tolist()]
         texts += [self.judgements.documents[i] for i in documents.tolist()]
         numbers = torch.cat([queries, documents]).to(self.device)
-        return Batch(texts, numbers, numbers)
+        return LabelledBatch(texts, numbers, numbers)
 
 
 class GradedLoss(nn.Module):

@@ -17,7 +17,7 @@ from rankgrad.lab.retrieval.task import Judged, RetrievalTask, embed
 from rankgrad.lab.text import data, graded, model
 from rankgrad.lab.text.config import Config
 from rankgrad.lab.text.source import TextSource
-from rankgrad.lab.text.trained import TrainedTexts
+from rankgrad.lab.text.trained import TrainedTextEmbedder
 from rankgrad.lab.training.checkpoint import fill
 from rankgrad.lab.training.errors import UserError
 
@@ -108,9 +108,9 @@ class TextTask(RetrievalTask):
     @classmethod
     def trained(
         cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> TrainedTexts:
+    ) -> TrainedTextEmbedder:
         """From texts to embeddings."""
-        return TrainedTexts(config, cls.rebuild(config, weights, notes), device)
+        return TrainedTextEmbedder(config, cls.rebuild(config, weights, notes), device)
 
     def build_loss(self, classes: int, size: int) -> nn.Module:
         """Of labels, or of graded lists."""

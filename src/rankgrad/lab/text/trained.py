@@ -14,11 +14,11 @@ from rankgrad.lab.retrieval.task import embed
 from rankgrad.lab.text.source import TextSource
 from rankgrad.lab.training.config import shown
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.training.trained import Embedder, Exportable
+from rankgrad.lab.training.trained import Exportable, TrainedEmbedder
 from rankgrad.pairs import unit_length
 
 
-class TrainedTexts(Embedder):
+class TrainedTextEmbedder(TrainedEmbedder):
     """Texts to embeddings of unit length."""
 
     kind = "text"

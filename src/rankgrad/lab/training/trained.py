@@ -53,7 +53,7 @@ class Trained:
         raise UserError(f"RUN: a network of the task {self.config.task!r} cannot be exported")
 
 
-class Embedder(Trained):
+class TrainedEmbedder(Trained):
     """A network that embeds items, images or texts."""
 
     kind: str  #: what an item is: ``image`` or ``text``

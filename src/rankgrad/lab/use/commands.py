@@ -66,12 +66,12 @@ def embed(
     from rankgrad.lab.recipes import checkpoint_of
     from rankgrad.lab.training import log
     from rankgrad.lab.training.checkpoint import write_bytes
-    from rankgrad.lab.training.trained import Embedder
+    from rankgrad.lab.training.trained import TrainedEmbedder
     from rankgrad.lab.use import index as indices
     from rankgrad.lab.use import load
 
     network = load(run, device=device)
-    if not isinstance(network, Embedder):
+    if not isinstance(network, TrainedEmbedder):
         raise UserError(f"RUN: expected a run that embeds, received {_OTHERS[network.config.task]}")
     if network.kind == "text":
         names = _texts(items, network.config.data, column)
@@ -129,13 +129,13 @@ def detect(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
 ) -> None:
     """Detect objects: images with boxes drawn, and detections.json with all of them."""
-    from rankgrad.lab.detection.trained import ObjectDetector
+    from rankgrad.lab.detection.trained import TrainedDetector
     from rankgrad.lab.training import log
     from rankgrad.lab.training.checkpoint import write_text
     from rankgrad.lab.use import drawing, load
 
     network = load(run, device=device)
-    if not isinstance(network, ObjectDetector):
+    if not isinstance(network, TrainedDetector):
         raise UserError(f"RUN: expected a detector, received a network of the task {network.config.task!r}")
     paths = _files(images)
     with log.progress("detecting", len(paths), 0, show=True) as bar:

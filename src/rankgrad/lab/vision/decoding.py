@@ -87,7 +87,7 @@ def _formats() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-class _File(io.BufferedReader):
+class _LimitedFile(io.BufferedReader):
     """A file that gives :data:`HEADER` bytes, and as many more as :meth:`allow` says.
 
     Its size says nothing: a file of a few kilobytes on the disk may have gigabytes, of zeros.
@@ -123,7 +123,7 @@ def _opened(path: Path) -> Iterator[tuple[Image.Image, int]]:
     """
     from PIL import Image
 
-    with _File(path) as content, Image.open(content, formats=_formats()) as file:
+    with _LimitedFile(path) as content, Image.open(content, formats=_formats()) as file:
         if file.mode[0] in "IF":
             raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
         width, height = file.size

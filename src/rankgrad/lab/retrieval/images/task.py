@@ -15,7 +15,7 @@ from rankgrad.lab.retrieval.images.config import Config, Data, View
 from rankgrad.lab.retrieval.images.paper import TABLES
 from rankgrad.lab.retrieval.images.pooling import Pool
 from rankgrad.lab.retrieval.images.source import ImageSource
-from rankgrad.lab.retrieval.images.trained import ImageEmbedder
+from rankgrad.lab.retrieval.images.trained import TrainedImageEmbedder
 from rankgrad.lab.retrieval.source import Sources
 from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.retrieval.task import RetrievalTask
@@ -107,10 +107,10 @@ class ImageTask(RetrievalTask):
     @classmethod
     def trained(
         cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> ImageEmbedder:
+    ) -> TrainedImageEmbedder:
         """From image files to embeddings."""
         config = cls.completed(config)
-        return ImageEmbedder(config, cls.rebuild(config, weights, notes), device)
+        return TrainedImageEmbedder(config, cls.rebuild(config, weights, notes), device)
 
     @classmethod
     def listing(cls) -> dict[str, dict[str, str]]:

@@ -14,10 +14,10 @@ from rankgrad.lab.retrieval.images.source import ImageSource
 from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.retrieval.task import embed
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.training.trained import Embedder, Exportable
+from rankgrad.lab.training.trained import Exportable, TrainedEmbedder
 
 
-class ImageEmbedder(Embedder):
+class TrainedImageEmbedder(TrainedEmbedder):
     """Images to embeddings of unit length, as the run evaluated them: resized, centre crop."""
 
     kind = "image"
