@@ -1,6 +1,8 @@
 """Losses inside sentence-transformers: the library's values and gradients, cached and inside other losses."""
 
+import importlib
 import re
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -183,6 +185,14 @@ def test_evaluation_does_not_enter_the_memory(model):
     assert loss.loss.memory.rows == 0
     loss(features(model, *columns), labels)
     assert loss.loss.memory.rows > 0
+
+
+@pytest.mark.parametrize("version", ["5.7.0", "6.1.0"])
+def test_versions_that_are_too_old_are_refused(monkeypatch, version):
+    monkeypatch.setattr(st, "__version__", version)
+    monkeypatch.delitem(sys.modules, "rankgrad.integrations.sentence_transformers")
+    with pytest.raises(ImportError, match=r"needs sentence-transformers 6\.2 or newer: pip install '.*>=6\.2'"):
+        importlib.import_module("rankgrad.integrations.sentence_transformers")
 
 
 def test_every_module_named_is_one_of_version_6():

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rankgrad.lab import recipes
+from rankgrad.lab.cli import _extra_with
 from rankgrad.lab.recipes import run
 from rankgrad.lab.recipes.commands import explained
 from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
@@ -205,9 +206,27 @@ def test_missing_packages_are_named_with_the_extra(tmp_path):
         out = without(package)("ls")
         assert out.returncode == 1
         wanted = {"yaml": "pyyaml"}.get(package, package)
-        assert out.stderr == f"rankgrad: {package} is not installed: pip install {wanted}\n"
+        assert out.stderr == f"rankgrad: {package} is not installed: pip install {wanted} (or the extra train)\n"
     out = without("torchvision", "torchvision.ops")("train", "digits", "--out", str(tmp_path / "a"))
-    assert "torchvision is not installed: pip install torchvision" in out.stderr.splitlines()[-1]
+    assert "torchvision is not installed: pip install torchvision (or the ext" in out.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "extra"),
+    [
+        ("faiss-cpu", "search"),
+        ("lightgbm", "ranker"),
+        ("mlflow-skinny", "mlflow"),
+        ("onnx", "export"),
+        ("onnxruntime", "export"),
+        ("pytorch-metric-learning", "train"),
+        ("sentence-transformers", "sentence-transformers"),
+        ("torch", None),
+        ("a-callback-of-mine", None),
+    ],
+)
+def test_the_extra_with_a_package(distribution, extra):
+    assert _extra_with(distribution) == (f" (or the extra {extra})" if extra else "")
 
 
 SMALL = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2"]

@@ -273,7 +273,7 @@ def test_without_matplotlib_the_extra_is_named():
         "import sys; sys.modules['matplotlib'] = None; from rankgrad.lab import cli; cli.main(['figure', 'all'])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert out.stderr == "rankgrad: matplotlib is not installed: pip install matplotlib\n"
+    assert out.stderr == "rankgrad: matplotlib is not installed: pip install matplotlib (or the extra figures)\n"
 
 
 def test_the_sorter_of_the_package_sorts():

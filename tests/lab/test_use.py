@@ -154,6 +154,14 @@ def test_search(embedder, tmp_path, capsys):
     assert len(opened.nearest(found["embeddings"][:2], 1000)[1]) == len(found["names"])
 
 
+def test_without_faiss_nothing_is_embedded(embedder, tmp_path, monkeypatch):
+    folder, root = embedder
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    message = cli("embed", folder, root, "--out", tmp_path / "e.npz", "--index", tmp_path / "a.faiss")
+    assert message == "rankgrad: faiss is not installed: pip install faiss-cpu (or the extra search)"
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_index_that_cannot_be_searched(embedder, tmp_path):
     folder, root = embedder
     made = tmp_path / "all.faiss"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +21,20 @@ _DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
+
+
+def _extra_with(distribution: str) -> str:
+    """The smallest extra of this package with a distribution, as the end of a message; empty if none has it."""
+    from importlib import metadata
+
+    try:
+        needs = [need.partition("; extra == ") for need in metadata.requires("rankgrad") or ()]
+    except metadata.PackageNotFoundError:  # run from its source
+        return ""
+    sizes = Counter(extra.strip("\"'") for _, _, extra in needs)
+    names = {extra.strip("\"'") for need, _, extra in needs if re.match(rf"{distribution}(?![\w.-])", need)}
+    found = "train" if "train" in names else min(names - {""}, key=sizes.__getitem__, default="")
+    return f" (or the extra {found})" if found else ""
 
 
 def _version(asked: bool) -> None:
@@ -87,4 +103,5 @@ def main(arguments: list[str] | None = None) -> Any:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rankgrad"):
             raise
-        sys.exit(f"rankgrad: {package} is not installed: pip install {_DISTRIBUTIONS.get(package, package)}")
+        name = _DISTRIBUTIONS.get(package, package)
+        sys.exit(f"rankgrad: {package} is not installed: pip install {name}{_extra_with(name)}")

@@ -6,11 +6,15 @@ of a loss, which the trainer itself does not.
 """
 
 try:
-    import sentence_transformers.base.losses.gradcache  # noqa: F401
+    import sentence_transformers
+
+    # before 6.2 a cached loss does not reset the gradients of the loss's own parameters, such as proxies
+    if tuple(int(part) for part in sentence_transformers.__version__.split(".")[:2]) < (6, 2):
+        raise ImportError(f"sentence-transformers {sentence_transformers.__version__} is too old")
 except ImportError as error:
     raise ImportError(
-        "rankgrad.integrations.sentence_transformers needs sentence-transformers 6: "
-        "pip install 'sentence-transformers[train]>=6'"
+        "rankgrad.integrations.sentence_transformers needs sentence-transformers 6.2 or newer: "
+        "pip install 'sentence-transformers[train]>=6.2'"
     ) from error
 
 from rankgrad.integrations.sentence_transformers.bi_encoder import CachedRankingLoss, RankingLoss

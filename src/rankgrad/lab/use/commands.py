@@ -70,6 +70,8 @@ def embed(
     from rankgrad.lab.use import index as indices
     from rankgrad.lab.use import load
 
+    if index is not None:
+        import faiss  # noqa: F401  (if it is missing, the command says so before it embeds)
     network = load(run, device=device)
     if not isinstance(network, TrainedEmbedder):
         raise UserError(f"RUN: expected a run that embeds, received {_OTHERS[network.config.task]}")
