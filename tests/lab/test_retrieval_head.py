@@ -91,6 +91,38 @@ def test_a_backbone_sees_what_it_was_trained_on():
     assert model.complete_view(View(resize=64), Model(backbone="tiny")).crop == 64
 
 
+@pytest.mark.parametrize(
+    ("backbone", "given", "side"),
+    [
+        ("resnet50", {}, 288),  # 224 x 2 / (1 + sqrt(0.2)) x 224 / 256 = 270.9, up to a multiple of 32
+        ("resnet50", {"scale": 1.0}, 224),
+        ("resnet50", {"augment": "crop"}, 224),  # trains on images as large as it is tested on
+        ("resnet50", {"test_crop": 256}, 256),
+        ("timm:convnext_tiny", {}, 320),
+        ("timm:vit_tiny_patch16_224", {}, 224),  # takes no other size
+        ("tiny", {}, 224),  # features of a grid
+        ("vgg11", {}, 224),
+    ],
+)
+def test_test_images_show_things_as_large_as_random_crops(backbone, given, side):
+    view = model.complete_view(View(**given), Model(backbone=backbone, weights="none"))
+    assert (view.crop, view.test_crop) == (224, side)
+
+
+def test_the_same_square_is_tested_larger(tmp_path):
+    root = images.folder_set(tmp_path, classes=4)
+    overrides = [f"data.root={root}", "backbone=tiny", "weights=none", "view.resize=16", "view.crop=12"]
+    found = {}
+    for side in (12, 24):
+        kind, config = recipes.load("folder", [*overrides, f"view.test_crop={side}"])
+        found[side] = kind.sources(kind.completed(config), torch.device("cpu"), train=False).query.inputs(
+            torch.arange(6)
+        )
+        assert found[side].shape == (6, 3, side, side)
+    halved = torch.nn.functional.avg_pool2d(found[24], 2)
+    assert torch.corrcoef(torch.stack([halved.flatten(), found[12].flatten()]))[0, 1] > 0.95
+
+
 def test_crops_are_normalised_for_the_backbone(tmp_path):
     root = images.folder_set(tmp_path, classes=4)
     overrides = [f"data.root={root}", "backbone=tiny", "weights=none", "view.resize=16", "view.crop=12"]
@@ -156,7 +188,7 @@ def test_fixed_norms_do_not_learn(tmp_path):
 
 def old(settings):
     """Settings as an older version saved them."""
-    for section, keys in (("model", ("pooling", "norm")), ("view", ("mean", "std"))):
+    for section, keys in (("model", ("pooling", "norm")), ("view", ("mean", "std", "test_crop"))):
         for key in keys:
             del settings[section][key]
     del settings["head_epochs"]
@@ -172,6 +204,7 @@ def test_checkpoints_of_an_older_version(tmp_path):
     found = Config.upgraded(saved)
     assert (found["model"]["pooling"], found["model"]["norm"]) == ("own", "none")
     assert (found["view"]["mean"], found["view"]["std"]) == (list(MEAN), list(STD))
+    assert found["view"]["test_crop"] == 32  # all images were of one size
     assert recipes.checked(saved, [], saved=True)[1].model.pooling == "own"
     assert recipes.checked(saved, [])[1].model.pooling == "auto"  # a recipe that does not say
     (tmp_path / "run").mkdir()

@@ -36,7 +36,7 @@ class View(Section):
     resize: Side | None = None  # pixels of the short side of an image, or of both sides
     shape: Literal["short", "square"] = "short"  # which sides are resized
     crop: Side | None = None  # side of the square that the network receives, in pixels
-    test_crop: Side | None = None  # to how many pixels that square is brought where nothing is trained; crop
+    test_crop: Side | None = None  # its side where nothing is trained; left out: larger, as random crops magnify
     mean: Channels | None = None  # mean of each channel that is subtracted, in [0, 1]
     std: Channels | None = None  # standard deviation of each channel
     augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation
@@ -65,12 +65,15 @@ class Config(RetrievalConfig):
 
     @classmethod
     def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Before 0.2 every network kept its own pooling and saw images normalised as ImageNet's."""
+        """Before 0.2 networks kept their own pooling, and saw images normalised as ImageNet's, all of one size."""
         model, view = settings.get("model"), settings.get("view")
-        if not isinstance(model, dict) or not isinstance(view, dict) or "pooling" in model:
+        if not isinstance(model, dict) or not isinstance(view, dict) or "test_crop" in view:
             return settings
-        model = {**model, "pooling": "own", "norm": "none"}
-        return {**settings, "model": model, "view": {**view, "mean": list(MEAN), "std": list(STD)}}
+        view = {**view, "test_crop": view.get("crop")}
+        if "pooling" not in model:
+            model = {**model, "pooling": "own", "norm": "none"}
+            view |= {"mean": list(MEAN), "std": list(STD)}
+        return {**settings, "model": model, "view": view}
 
     @model_validator(mode="before")
     @classmethod

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,10 +159,42 @@ def complete_view(view: View, config: Model) -> View:
     own = _own_view(config)
     crop = view.crop or (min(own.crop, view.resize) if view.resize else own.crop)
     resize = view.resize or max(crop, round(own.resize * crop / own.crop))
-    mean, std = view.mean or own.mean, view.std or own.std
-    return view.model_copy(
-        update={"resize": resize, "crop": crop, "test_crop": view.test_crop or crop, "mean": mean, "std": std}
-    )
+    sizes = {"resize": resize, "crop": crop, "test_crop": view.test_crop}
+    view = view.model_copy(update={**sizes, "mean": view.mean or own.mean, "std": view.std or own.std})
+    if view.test_crop is None:
+        side = _magnified(view)
+        view = view.model_copy(update={"test_crop": side if _takes(config.backbone, side) else crop})
+    return view
+
+
+def _magnified(view: View) -> int:
+    """The side at which test images show things as large as training images do, in the mean.
+
+    A crop of a share a of the area is magnified by 1 / sqrt(a): for a between ``scale`` and 1 that is
+    2 / (1 + sqrt(scale)) in the mean, where the centre crop of a test image is magnified by resize / crop alone. A
+    network recognises things best at the size it was trained with (Touvron et al. 2019), and larger images cost
+    nothing but time. A multiple of 32, by which most networks divide the sides of an image.
+    """
+    assert view.resize is not None and view.crop is not None
+    if view.augment != "resized_crop":
+        return view.crop
+    magnified = view.crop * 2 / (1 + math.sqrt(view.scale)) * view.crop / view.resize
+    return max(view.crop, 32 * math.ceil(magnified / 32))
+
+
+@functools.cache
+def _takes(backbone: str, side: int) -> bool:
+    """Whether a backbone's features mean the same at another side: it takes such images and pools them as a whole.
+
+    A vision transformer often does not take them. Features of a grid, as ``tiny`` has, change with its cells.
+    """
+    with torch.device("meta"), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            network = _backbone(backbone, pretrained=False).eval()
+            return set_pooling(network, "avg") and bool(network(torch.zeros(1, 3, side, side)).ndim == 2)
+        except (AssertionError, RuntimeError, ValueError):  # a network that cannot be built is reported later
+            return False
 
 
 def build(config: Model, crop: int, seed: int) -> tuple[Embedder, dict[str, Any]]:

@@ -91,7 +91,7 @@ class ImageSource(Source):
         """Random crops for training, else the centre."""
         images = self.store.fetch(rows, following)
         view = self.view
-        assert view.crop is not None and view.test_crop is not None
+        assert view.crop is not None
         if draw is None:
             boxes = augment.centre_boxes(images.height, images.width, view.crop)
             return augment.crops(images, boxes, None, view, view.test_crop)

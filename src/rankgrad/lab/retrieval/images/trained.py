@@ -39,7 +39,7 @@ class TrainedImageEmbedder(TrainedEmbedder):
     def exportable(self) -> Exportable:
         """From pixels in [0, 1] to embeddings: the normalisation of the images is part of it."""
         view: View = self.config.view
-        side = view.test_crop
+        side = view.test_crop or view.crop
         assert side is not None
         size = f"{side} x {side}"
         shape = (3, side, side)
