@@ -359,7 +359,10 @@ def test_lists_that_count_by_labels(own, valid):
     assert torch.equal(embeddings.launch_count_lists(*given), expected)
 
 
-@pytest.mark.parametrize(("kind", "masked"), [("random", True), ("infinities", False), ("outlier", True)])
+@pytest.mark.parametrize(
+    ("kind", "masked"),
+    [("random", True), ("infinities", False), ("outlier", True), ("sorted", False), ("equal", True)],
+)
 def test_moments(kind, masked):
     scores, _, mask = make(kind, (2, 3, 5001), 0.0, masked=masked)
     scores[1] += 1e3

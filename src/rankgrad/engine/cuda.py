@@ -41,7 +41,7 @@ ITEMS_A_SHORT_LIST = 256  # and the longer they are, the more lists it takes to 
 DENSE = 8  # one relevant item in so many, or more, is a case for whole sorts
 SHORTEST_DENSE_LIST = 1025
 _LONGEST_SORTED = 2**31 - 4096  # by torch, in blocks whose ends are 32-bit numbers
-_MOMENTS_BLOCK, _MOMENTS_PROGRAMS = 2048, 1024
+_MOMENTS_BLOCK, _MOMENTS_PROGRAMS = 1024, 1024
 
 
 def supports(request: Request) -> bool:

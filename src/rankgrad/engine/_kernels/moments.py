@@ -8,35 +8,47 @@ from rankgrad.engine._kernels.words import as_float64, blocks_of, span
 
 
 @triton.jit
+def _finite(scores, mask, at, size, MASKED: tl.constexpr):
+    """Scores as float64, and which of them count: existing ones that are neither infinite nor NaN."""
+    inside = at < size
+    value = tl.load(scores + at, mask=inside, other=0.0).to(tl.float32)
+    counted = inside & (tl.abs(value) < float("inf"))
+    if MASKED:
+        counted = counted & (tl.load(mask + at, mask=inside, other=0) != 0)
+    return tl.where(counted, value, 0.0).to(tl.float64), counted
+
+
+@triton.jit
 def part_moments(scores, mask, parts, size, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """Of this program's share of a call's scores: count, mean, squared deviations from it, largest |score|."""
+    """Of this program's share of a call's scores: count, mean, squared deviations from it, largest |score|.
+
+    Every lane adds up by itself, and no program waits within its share. What is added are deviations from the mean of
+    the first block: as it is one of n / BLOCK parts, it lies within sqrt(n / BLOCK) standard deviations of the mean of
+    all, and float64 has digits enough to take the difference back.
+    """
     call = tl.program_id(0).to(tl.int64)
-    count = tl.full([], 0.0, tl.float64)
-    mean = tl.full([], 0.0, tl.float64)
-    squares = tl.full([], 0.0, tl.float64)
-    largest = tl.full([], 0.0, tl.float64)
+    scores += call * size
+    mask += call * size
+    value, counted = _finite(scores, mask, span(tl.program_id(1), BLOCK), size, MASKED)
+    middle = tl.sum(value) / tl.maximum(tl.sum(counted.to(tl.int32)), 1).to(tl.float64)
+    count = tl.zeros([BLOCK], tl.int32)
+    total = tl.zeros([BLOCK], tl.float64)
+    squares = tl.zeros([BLOCK], tl.float64)
+    largest = tl.zeros([BLOCK], tl.float64)
     for block in range(tl.program_id(1), blocks_of(size, BLOCK), tl.num_programs(1)):
-        at = span(block, BLOCK)
-        inside = at < size
-        value = tl.load(scores + call * size + at, mask=inside, other=0.0).to(tl.float32)
-        counted = inside & (tl.abs(value) < float("inf"))  # neither infinite nor NaN
-        if MASKED:
-            counted = counted & (tl.load(mask + call * size + at, mask=inside, other=0) != 0)
-        value = tl.where(counted, value, 0.0).to(tl.float64)
-        here = tl.sum(counted.to(tl.int32)).to(tl.float64)
-        middle = tl.sum(value) / tl.maximum(here, 1.0)
+        value, counted = _finite(scores, mask, span(block, BLOCK), size, MASKED)
         apart = tl.where(counted, value - middle, 0.0)
-        both = tl.maximum(count + here, 1.0)  # two parts become one as Chan et al. do it
-        step = middle - mean
-        squares += tl.sum(apart * apart) + step * step * count * here / both
-        mean += step * here / both
-        count += here
-        largest = tl.maximum(largest, tl.max(tl.abs(value)))
+        count += counted.to(tl.int32)
+        total += apart
+        squares += apart * apart
+        largest = tl.maximum(largest, tl.abs(value))
+    many = tl.sum(count.to(tl.int64)).to(tl.float64)
+    mean = tl.sum(total) / tl.maximum(many, 1.0)
     parts += (call * tl.num_programs(1) + tl.program_id(1)) * 4
-    tl.store(parts, count)
-    tl.store(parts + 1, mean)
-    tl.store(parts + 2, squares)
-    tl.store(parts + 3, largest)
+    tl.store(parts, many)
+    tl.store(parts + 1, middle + mean)
+    tl.store(parts + 2, tl.maximum(tl.sum(squares) - many * mean * mean, 0.0))
+    tl.store(parts + 3, tl.max(largest))
 
 
 @triton.jit(do_not_specialize=["least_bits", "tiny_bits", "equal_bits"])
