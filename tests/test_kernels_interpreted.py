@@ -11,6 +11,7 @@ import torch
 
 from rankgrad.engine import cuda, dense, embeddings, launching, long, reference, short, spread
 from rankgrad.engine.request import Answer
+from rankgrad.losses._lists import tables_of
 
 from cases import (
     DTYPES,
@@ -303,6 +304,22 @@ def test_the_gradient_of_the_mean_at_once(relevant, hint):
         assert wrong or answer.gradient[0, 0].abs().sum() > 0
 
 
+@pytest.mark.parametrize("relevant", [3, 12, 40])
+def test_a_weight_that_is_nan_makes_the_gradient_nan_at_once(relevant):
+    """Not the scores but W is NaN at some counts: the loss is, and so is every gradient of the list."""
+    scores, relevance, mask = make("random", (1, 6, 300), 0.0)
+    relevance[..., 3 : 3 + relevant] = True
+    tables = tables_of(lambda c: (c - 100).sqrt(), 300, scores.device, by_window=True, wanted=True)
+    asked = request(scores, relevance, mask, "ap", reach="window", strength=0.7)._replace(
+        form="tables", tables=tables
+    )
+    afterwards, answer = short.evaluate(asked), short.evaluate(asked._replace(at_one=True))
+    assert afterwards.losses.isnan().any()
+    expected = torch.empty_like(scores)
+    cuda.scale(afterwards, None, "mean", expected)
+    torch.testing.assert_close(answer.gradient, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_factor_beyond_float32_does_not_make_gradients_nan():
     """Scores of 1e-38 have a window as small; where nothing moves the gradient is 0, elsewhere finite."""
     answer = Answer(
@@ -369,4 +386,16 @@ def test_moments(kind, masked):
     expected = spread.moments(scores, mask)
     found, width = cuda.moments(scores, mask)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(width, spread.spread_of(expected.unsqueeze(0), torch.float32), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_moments_where_the_first_blocks_have_nothing_that_counts(masked):
+    """Else deviations from 0 would be added, and equal scores would not look equal."""
+    scores = torch.full((1, 1, 15_003), 0.7) if masked else 1e3 + 1e-2 * torch.randn(1, 1, 15_003)
+    mask = torch.arange(15_003).expand(1, 1, -1) >= 8192  # the first block of each of the 8 programs
+    if not masked:
+        scores, mask = scores.where(mask, -torch.inf), None
+    expected = spread.moments(scores, mask)
+    _, width = cuda.moments(scores, mask)
     torch.testing.assert_close(width, spread.spread_of(expected.unsqueeze(0), torch.float32), rtol=1e-12, atol=0)

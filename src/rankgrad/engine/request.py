@@ -100,7 +100,8 @@ class Answer(NamedTuple):
     Attributes:
         losses: float64 ``[calls, lists]``; NaN where a score is NaN, or the hint ``max_relevant`` wrong.
         gradient: In the shape of the scores (an empty last dimension if not wanted). By lambda: how far Algorithm
-            1 moves every item's rank, integers. By window: sums of slopes, in the compute dtype.
+            1 moves every item's rank, integers. By window: sums of slopes, in the compute dtype. With
+            ``at_one``: the gradient of the mean itself, with no factor left to multiply by.
         divisor: What the gradient of the mean is divided by, float64 ``[calls, lists]``: lambda times a list's
             items, or the window times the number of lists.
         lists: How many lists count, int64 ``[calls]``.

@@ -67,6 +67,7 @@ def _plan(
 
 def evaluate(request: Request) -> Answer:
     """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
+    assert request.by_window or not request.at_one
     given = Arguments(request)
     plan = _plan(given.device, *given.key)
     launch = Launcher(plan, given.device)

@@ -136,8 +136,10 @@ def _blocks(lookup: Lookup) -> Iterator[tuple[slice, Lookup]]:
         yield part, lookup._replace(queries=lookup.queries[part], labels=lookup.labels[part], own=own)
 
 
-def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool) -> ListStats:
-    lists = lookup.counting_lists(block_rows(len(lookup.candidates)))
+def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool, lists: Tensor | None = None) -> ListStats:
+    """``lists``: how many count, if that is known."""
+    if lists is None:
+        lists = lookup.counting_lists(block_rows(len(lookup.candidates)))
     beyond = lists.new_zeros(2)
     parts = []
     spread, hinge = of_scores and spec.needs_spread, of_scores and spec.forces == "hinge"
@@ -185,9 +187,9 @@ def _evaluate(
     without_spread = spec.needs_spread and stats.spread is None
     without_hinge = spec.forces == "hinge" and stats.beyond is None
     if several and (stats.lists is None or without_spread or without_hinge):
-        found = _list_stats(lookup, spec, without_spread or without_hinge)
+        found = _list_stats(lookup, spec, without_spread or without_hinge, stats.lists)
         stats = stats._replace(
-            lists=found.lists if stats.lists is None else stats.lists,
+            lists=found.lists,
             spread=spread_of(found.moments.unsqueeze(0), queries.dtype) if without_spread else stats.spread,
             beyond=found.beyond if without_hinge else stats.beyond,
         )

@@ -22,15 +22,21 @@ def _finite(scores, mask, at, size, MASKED: tl.constexpr):
 def part_moments(scores, mask, parts, size, MASKED: tl.constexpr, BLOCK: tl.constexpr):
     """Of this program's share of a call's scores: count, mean, squared deviations from it, largest |score|.
 
-    Every lane adds up by itself, and no program waits within its share. What is added are deviations from the mean of
-    the first block: as it is one of n / BLOCK parts, it lies within sqrt(n / BLOCK) standard deviations of the mean of
-    all, and float64 has digits enough to take the difference back.
+    Every lane adds up by itself: warps do not wait for each other in a step. What is added are deviations from the mean
+    of the first block that has any. If blocks are full, n / BLOCK of them, it lies within sqrt(n / BLOCK) standard
+    deviations of the mean of all, and float64 has digits enough to take the difference back.
     """
     call = tl.program_id(0).to(tl.int64)
     scores += call * size
     mask += call * size
-    value, counted = _finite(scores, mask, span(tl.program_id(1), BLOCK), size, MASKED)
-    middle = tl.sum(value) / tl.maximum(tl.sum(counted.to(tl.int32)), 1).to(tl.float64)
+    first = tl.program_id(1).to(tl.int64)
+    value, counted = _finite(scores, mask, span(first, BLOCK), size, MASKED)
+    here = tl.sum(counted.to(tl.int32))
+    while (here == 0) & (first * BLOCK < size):  # a block of masked or infinite scores says nothing
+        first += tl.num_programs(1)
+        value, counted = _finite(scores, mask, span(first, BLOCK), size, MASKED)
+        here = tl.sum(counted.to(tl.int32))
+    middle = tl.sum(value) / tl.maximum(here, 1).to(tl.float64)
     count = tl.zeros([BLOCK], tl.int32)
     total = tl.zeros([BLOCK], tl.float64)
     squares = tl.zeros([BLOCK], tl.float64)

@@ -185,11 +185,12 @@ def several_groups_by_window(
         tl.store(changes + index, ((own - 1) << 16) | above, mask=in_use)
         tl.store(ranks + slots + number, (above - after).to(tl.uint16), mask=in_use)
     count = p.to(tl.float64)
-    tl.store(losses + row, tl.where(nan > 0, float("nan"), loss / count))
+    loss = tl.where(nan > 0, float("nan"), loss / count)
+    tl.store(losses + row, loss)
     tl.debug_barrier()
 
     many, one = units(top, p)
-    factor = factor_of(divisor, nan > 0, AT_ONE)
+    factor = factor_of(divisor, loss != loss, AT_ONE)
     for block in range(0, tl.cdiv(n, BLOCK // NARROW)):
         at = block * (BLOCK // NARROW) + tl.arange(0, BLOCK // NARROW)
         value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)

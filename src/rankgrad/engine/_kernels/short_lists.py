@@ -6,7 +6,8 @@ stays in the cache. More of them are several groups (``short_groups``).
 
 A sweep counts in every lane by itself, ``[ROWS, BLOCK]``, and adds the lanes up when it is over: a sum over the
 block in every step would make all warps wait for each other. Items are read as ``[1, BLOCK]``, so that they stay in
-the lane that has read them: expanding ``[BLOCK]`` sends them through shared memory.
+the lane that has read them: expanding ``[BLOCK]`` sends them through shared memory. They are fetched a step ahead,
+so that the next ones are on their way while these are compared.
 """
 
 # mypy: ignore-errors
@@ -33,8 +34,8 @@ def count_items(
 ):
     """Relevant and existing items of each list, and where its relevant items are, if they are ROWS at most.
 
-    No program waits within a list: whoever finds a relevant item takes the next free place, and the places are put in
-    order in the end.
+    Nothing is summed over the block in a step: whoever finds a relevant item takes the next free place, and the places
+    are put in order in the end. The counter is this program's alone, so that no fence is needed around it.
     """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
@@ -53,7 +54,8 @@ def count_items(
         relevant += found.to(tl.int32)
         existing += exists.to(tl.int32)
         found = found & (last < ROWS)  # else the group is full, and this lane knows
-        place = tl.atomic_add(counts + row + tl.zeros([BLOCK], tl.int64), 1, mask=found)
+        counter = counts + row + tl.zeros([BLOCK], tl.int64)
+        place = tl.atomic_add(counter, 1, mask=found, sem="relaxed", scope="cta")
         tl.store(group + place, at.to(tl.int32), mask=found & (place < ROWS))
         last = tl.where(found, place, last)
     p = tl.sum(relevant)
@@ -127,8 +129,8 @@ def _one_group(
     own = _own_ranks(score, index, in_use, ROWS)
     term, slope = item_terms(FORM, tables, n_tables, above, own)
     loss = tl.sum(tl.where(in_use, term, 0.0)) / tl.maximum(p, 1).to(tl.float64)
-    wrong = tl.max(nan) > 0
-    tl.store(losses + row, tl.where(wrong, float("nan"), loss))
+    loss = tl.where(tl.max(nan) > 0, float("nan"), loss)
+    tl.store(losses + row, loss)
     if WRITE:
         if REACH == LAM:
             moved = score + (strength * slope).to(tl.float32)
@@ -153,7 +155,7 @@ def _one_group(
             slot = tl.arange(0, 2 * ROWS)
             up_to = tl.sum(tl.where(own[None, :] <= slot[:, None], here[None, :], 0), 1)  # slopes up to each rank
             between = pushed(up_to[:, None] - up_to[None, :], one, count)  # [place after, place before]
-            factor = factor_of(divisor, wrong, AT_ONE)
+            factor = factor_of(divisor, loss != loss, AT_ONE)
             nothing = (0.0 * factor).to(tl.int32, bitcast=True)  # not 0 where the loss is NaN
             tl.store(pushes + slot[:, None] * (2 * ROWS) + slot[None, :], times(between, factor))
             tl.debug_barrier()

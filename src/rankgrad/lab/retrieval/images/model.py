@@ -173,13 +173,14 @@ def _magnified(view: View) -> int:
     A crop of a share a of the area is magnified by 1 / sqrt(a): for a between ``scale`` and 1 that is
     2 / (1 + sqrt(scale)) in the mean, where the centre crop of a test image is magnified by resize / crop alone. A
     network recognises things best at the size it was trained with (Touvron et al. 2019), and larger images cost
-    nothing but time. A multiple of 32, by which most networks divide the sides of an image.
+    nothing but time. A multiple of 32, by which most networks divide the sides of an image; of 4 for small ones.
     """
     assert view.resize is not None and view.crop is not None
     if view.augment != "resized_crop":
         return view.crop
     magnified = view.crop * 2 / (1 + math.sqrt(view.scale)) * view.crop / view.resize
-    return max(view.crop, 32 * math.ceil(magnified / 32))
+    step = 32 if view.crop >= 128 else 4
+    return max(view.crop, step * math.ceil(magnified / step))
 
 
 @functools.cache
