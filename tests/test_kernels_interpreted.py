@@ -394,8 +394,7 @@ def test_moments_where_the_first_blocks_have_nothing_that_counts(masked):
     """Else deviations from 0 would be added, and equal scores would not look equal."""
     scores = torch.full((1, 1, 15_003), 0.7) if masked else 1e3 + 1e-2 * torch.randn(1, 1, 15_003)
     mask = torch.arange(15_003).expand(1, 1, -1) >= 8192  # the first block of each of the 8 programs
-    if not masked:
-        scores, mask = scores.where(mask, -torch.inf), None
+    scores, mask = (scores, mask) if masked else (scores.where(mask, -torch.inf), None)
     expected = spread.moments(scores, mask)
     _, width = cuda.moments(scores, mask)
     torch.testing.assert_close(width, spread.spread_of(expected.unsqueeze(0), torch.float32), rtol=1e-12, atol=0)

@@ -98,21 +98,21 @@ def test_a_backbone_sees_what_it_was_trained_on():
         ("resnet50", {"scale": 1.0}, 224),
         ("resnet50", {"augment": "crop"}, 224),  # trains on images as large as it is tested on
         ("resnet50", {"test_crop": 256}, 256),
+        ("resnet50", {"resize": 256, "crop": 224, "scale": 0.5}, 256),
         ("timm:convnext_tiny", {}, 320),
-        ("resnet18", {"resize": 256, "crop": 224, "scale": 0.5}, 256),
         ("timm:vit_tiny_patch16_224", {}, 224),  # takes no other size
         ("tiny", {}, 224),  # features of a grid
         ("vgg11", {}, 224),
     ],
 )
 def test_test_images_show_things_as_large_as_random_crops(backbone, given, side):
-    view = model.complete_view(View(**given), Model(backbone=backbone, weights="none"))
+    view = model.complete_view(View(**given), Model(backbone=backbone, weights="mine.safetensors"))
     assert (view.crop, view.test_crop) == (224, side)
 
 
-def test_small_test_images_grow_by_less_than_32_pixels():
-    view = model.complete_view(View(resize=32, crop=32), Model(backbone="resnet18", weights="none"))
-    assert view.test_crop == 48  # 32 x 1.382 = 44.2
+def test_from_scratch_and_on_small_images_test_images_are_as_large_as_crops():
+    assert model.complete_view(View(), Model(weights="none")).test_crop == 224
+    assert model.complete_view(View(crop=112), Model(weights="mine.safetensors")).test_crop == 112
 
 
 def test_the_same_square_is_tested_larger(tmp_path):

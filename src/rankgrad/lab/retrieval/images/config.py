@@ -36,7 +36,7 @@ class View(Section):
     resize: Side | None = None  # pixels of the short side of an image, or of both sides
     shape: Literal["short", "square"] = "short"  # which sides are resized
     crop: Side | None = None  # side of the square that the network receives, in pixels
-    test_crop: Side | None = None  # its side where nothing is trained; left out: larger, as random crops magnify
+    test_crop: Side | None = None  # its side at test time; left out: larger for pretrained networks
     mean: Channels | None = None  # mean of each channel that is subtracted, in [0, 1]
     std: Channels | None = None  # standard deviation of each channel
     augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation

@@ -129,6 +129,9 @@ def _backbone(name: str, pretrained: bool) -> nn.Module:
         return network
 
 
+_LARGE = 128  # pixels of a crop: smaller ones leave too few places in the feature map
+
+
 class _Own(NamedTuple):
     """How the images of a backbone's own training were shown to it."""
 
@@ -163,7 +166,8 @@ def complete_view(view: View, config: Model) -> View:
     view = view.model_copy(update={**sizes, "mean": view.mean or own.mean, "std": view.std or own.std})
     if view.test_crop is None:
         side = _magnified(view)
-        view = view.model_copy(update={"test_crop": side if _takes(config.backbone, side) else crop})
+        larger = config.weights != "none" and crop >= _LARGE and _takes(config.backbone, side)
+        view = view.model_copy(update={"test_crop": side if larger else crop})
     return view
 
 
@@ -173,14 +177,16 @@ def _magnified(view: View) -> int:
     A crop of a share a of the area is magnified by 1 / sqrt(a): for a between ``scale`` and 1 that is
     2 / (1 + sqrt(scale)) in the mean, where the centre crop of a test image is magnified by resize / crop alone. A
     network recognises things best at the size it was trained with (Touvron et al. 2019), and larger images cost
-    nothing but time. A multiple of 32, by which most networks divide the sides of an image; of 4 for small ones.
+    nothing but time. A multiple of 32, by which most networks divide the sides of an image.
+
+    Only for pretrained networks, where it was measured. Networks from scratch on small images lost by it:
+    a feature map of 2 x 2 is pooled to something else than one of 1 x 1.
     """
     assert view.resize is not None and view.crop is not None
     if view.augment != "resized_crop":
         return view.crop
     magnified = view.crop * 2 / (1 + math.sqrt(view.scale)) * view.crop / view.resize
-    step = 32 if view.crop >= 128 else 4
-    return max(view.crop, step * math.ceil(magnified / step))
+    return max(view.crop, 32 * math.ceil(magnified / 32))
 
 
 @functools.cache
