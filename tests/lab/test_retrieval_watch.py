@@ -210,9 +210,9 @@ def test_rate_and_epochs_follow_from_the_weights(tmp_path):
     for more, lr, epochs in (
         ([], 3e-5, 15),
         (["weights=file"], 3e-5, 15),
-        (["weights=none"], 1e-3, 90),
+        (["weights=none"], 3e-3, 90),
         (["weights=none", "lr=0.01"], 0.01, 90),
-        (["weights=none", "epochs=2"], 1e-3, 2),
+        (["weights=none", "epochs=2"], 3e-3, 2),
     ):
         _, config = recipes.load("folder", more)
         assert (config.optim.lr, config.epochs) == (lr, epochs)
@@ -221,7 +221,7 @@ def test_rate_and_epochs_follow_from_the_weights(tmp_path):
     settings = [word for word in SMALL if not word.startswith("lr=")]
     _, config = recipes.load("folder", [*settings, f"data.root={root}"])
     told = ImageTask(config, torch.device("cpu")).told
-    assert "trains a network from scratch: 90 epochs x 2 steps, lr=0.001" in told
+    assert "trains a network from scratch: 90 epochs x 2 steps, lr=0.003" in told
     with pytest.raises(UserError, match=r"^epochs: .*received 'auto'$"):
         recipes.load("voc07", ["epochs=auto"])
 

@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field, model_validator
 from rankgrad.lab.training.config import Count, Many, NonNegative, Positive, RunConfig, Section
 from rankgrad.parameters import PROXY_LR
 
+#: A learning rate for networks that start from scratch.
+SCRATCH_LR = 3e-3
 #: A learning rate; before 0.2 the one of proxies was a multiple, in the thousands.
 Rate = Annotated[float, Field(gt=0, le=1)]
 

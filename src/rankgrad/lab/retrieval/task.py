@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rankgrad import distributed
 from rankgrad.engine.registration import NotANumberError
 from rankgrad.lab.retrieval import batches, losses, watch
+from rankgrad.lab.retrieval.config import SCRATCH_LR
 from rankgrad.lab.retrieval.source import Draw, Source, Sources
 from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.errors import TrainingError, UserError
@@ -21,8 +22,6 @@ from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
 
 #: A run of fewer steps in all is reported.
 FEW_STEPS = 50
-#: A rate for networks that start from scratch.
-SCRATCH_LR = 1e-3
 
 
 def embed(
@@ -192,7 +191,7 @@ class RetrievalTask(Task):
             enough = -(-2 * FEW_STEPS // self.steps_per_epoch)
             begin = f"epochs={self.config.epochs} is {steps} steps in all"
             told.append(f"{begin}, which may be too few: try epochs={enough}")
-        if rate < SCRATCH_LR / 10 and not self.pretrained(self.config):
+        if rate < SCRATCH_LR / 30 and not self.pretrained(self.config):
             begin = f"lr={rate:g} is a learning rate for pretrained networks"
             told.append(f"{begin}, and this one starts from scratch (weights=none): try lr={SCRATCH_LR:g}")
         return told

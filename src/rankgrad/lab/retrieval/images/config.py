@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rankgrad.lab.retrieval.config import RetrievalConfig
+from rankgrad.lab.retrieval.config import SCRATCH_LR, RetrievalConfig
 from rankgrad.lab.training.config import Count, Section, Side, Width
 from rankgrad.lab.vision.images import MEAN, STD
 
 #: What ``auto`` means for a pretrained network, and for one from scratch (weights=none).
-AUTO_LR, AUTO_EPOCHS = (3e-5, 1e-3), (15, 90)
+AUTO_LR, AUTO_EPOCHS = (3e-5, SCRATCH_LR), (15, 90)
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Channels = tuple[float, float, float]
 
