@@ -222,6 +222,9 @@ def test_rate_and_epochs_follow_from_the_weights(tmp_path):
     _, config = recipes.load("folder", [*settings, f"data.root={root}"])
     told = ImageTask(config, torch.device("cpu")).told
     assert "trains a network from scratch: 90 epochs x 2 steps, lr=0.003" in told
+    _, config = recipes.load("folder", [*settings, f"data.root={root}", "view.test_crop=16"])
+    told = ImageTask(config, torch.device("cpu")).told
+    assert any(line.endswith("lr=0.003, crops of 12 pixels, tested at 16 (view.test_crop)") for line in told)
     with pytest.raises(UserError, match=r"^epochs: .*received 'auto'$"):
         recipes.load("voc07", ["epochs=auto"])
 

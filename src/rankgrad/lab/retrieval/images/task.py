@@ -69,6 +69,12 @@ class ImageTask(RetrievalTask):
         """Whether there are weights to begin with."""
         return config.model.weights != "none"
 
+    def _length(self) -> str:
+        view, told = self.config.view, super()._length()
+        if view.test_crop == view.crop:
+            return told
+        return f"{told}, crops of {view.crop} pixels, tested at {view.test_crop} (view.test_crop)"
+
     def _other_split(self) -> str:
         config = self.config.data
         chosen = config.name == "folder" and not (root_of(config) / "train").is_dir()
