@@ -162,9 +162,9 @@ class RetrievalTask(Task):
         return told if self.gallery is None else f"{told}, which search {len(self.gallery):,} {self.item}"
 
     def _length(self) -> str:
-        begin = "pretrained" if self.pretrained(self.config) else "from scratch"
+        network = "a pretrained network" if self.pretrained(self.config) else "a network from scratch"
         steps = f"{self.config.epochs} epochs x {self.steps_per_epoch} steps"
-        return f"trains a network {begin}: {steps}, lr={self.config.optim.lr:g}"
+        return f"trains {network}: {steps}, lr={self.config.optim.lr:g}"
 
     def _warnings(self) -> list[str]:
         told = []
