@@ -162,8 +162,8 @@ def test_short_lists_by_window(compiled):
         cuda.scale(answer, torch.ones(1), "mean", answer.gradient)
     evaluate((2, 17, 33), "tables", dtype=torch.bfloat16, masked=True, max_relevant=3, **shares(2))
     evaluate((1, 128, 512), "ap", reach="window", with_gradient=False, **ELSEWHERE)
-    evaluate((1, 128, 512), "ap", reach="window", at_one=True)
-    evaluate((1, 128, 20_000), "ap", reach="window", at_one=True, max_relevant=16)  # few long ones: 32 warps
+    evaluate((1, 128, 512), "ap", reach="window", scaled=True)
+    evaluate((1, 128, 20_000), "ap", reach="window", scaled=True, max_relevant=16)  # few long ones: 32 warps
     evaluate((1, 128, 20_000), "ap", max_relevant=16)
     assert {"count_items", "rank_sparse_lists", "rank_other_lists", "scale_changes"} <= set(compiled)
 

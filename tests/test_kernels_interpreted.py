@@ -294,7 +294,7 @@ def test_the_gradient_of_the_mean_at_once(relevant, hint):
         mask[:, :, :50] = True
         scores[0, 1, 2] = torch.nan
         asked = request(scores, relevance, mask, "ap", reach="window", strength=window, max_relevant=hint)
-        afterwards, answer = short.evaluate(asked), short.evaluate(asked._replace(at_one=True))
+        afterwards, answer = short.evaluate(asked), short.evaluate(asked._replace(scaled=True))
         expected = torch.empty_like(scores)
         cuda.scale(afterwards, None, "mean", expected)
         torch.testing.assert_close(answer.losses, afterwards.losses, rtol=0, atol=0, equal_nan=True)
@@ -313,7 +313,7 @@ def test_a_weight_that_is_nan_makes_the_gradient_nan_at_once(relevant):
     asked = request(scores, relevance, mask, "ap", reach="window", strength=0.7)._replace(
         form="tables", tables=tables
     )
-    afterwards, answer = short.evaluate(asked), short.evaluate(asked._replace(at_one=True))
+    afterwards, answer = short.evaluate(asked), short.evaluate(asked._replace(scaled=True))
     assert afterwards.losses.isnan().any()
     expected = torch.empty_like(scores)
     cuda.scale(afterwards, None, "mean", expected)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torchvision.transforms.v2.functional import center_crop
 
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
@@ -118,15 +119,15 @@ def test_from_scratch_and_on_small_images_test_images_are_as_large_as_crops():
 def test_the_same_square_is_tested_larger(tmp_path):
     root = images.folder_set(tmp_path, classes=4)
     overrides = [f"data.root={root}", "backbone=tiny", "weights=none", "view.resize=16", "view.crop=12"]
-    found = {}
-    for side in (12, 24):
-        kind, config = recipes.load("folder", [*overrides, f"view.test_crop={side}"])
-        found[side] = kind.sources(kind.completed(config), torch.device("cpu"), train=False).query.inputs(
-            torch.arange(6)
-        )
-        assert found[side].shape == (6, 3, side, side)
-    halved = torch.nn.functional.avg_pool2d(found[24], 2)
-    assert torch.corrcoef(torch.stack([halved.flatten(), found[12].flatten()]))[0, 1] > 0.95
+    kind, config = recipes.load("folder", [*overrides, "view.test_crop=24"])
+    source = kind.sources(kind.completed(config), torch.device("cpu"), train=False).query
+    halved = torch.nn.functional.avg_pool2d(source.inputs(torch.arange(6)), 2)
+    whole = [source.store.fetch(torch.tensor([row])).image(0).permute(2, 0, 1).float() for row in range(6)]
+    expected = torch.stack([center_crop(image, [12, 12]) for image in whole])
+    assert halved.shape == expected.shape
+    assert (
+        torch.corrcoef(torch.stack([halved.flatten(), expected.flatten()]))[0, 1] > 0.6
+    )  # 0.36 of a square of 8 or 16
 
 
 def test_crops_are_normalised_for_the_backbone(tmp_path):

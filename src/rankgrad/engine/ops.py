@@ -79,7 +79,7 @@ def evaluate(request: Request) -> Answer:
 def evaluate_mean(request: Request) -> Answer:
     """:func:`evaluate` with the gradient of the mean at an upstream gradient of one, in the compute dtype."""
     if engine_for(request) is cuda and cuda.scales_at_once(request):
-        return evaluate(request._replace(at_one=True))
+        return evaluate(request._replace(scaled=True))
     answer = evaluate(request)
     if not request.with_gradient:
         return answer

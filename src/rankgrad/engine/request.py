@@ -37,7 +37,7 @@ class Request(NamedTuple):
         with_gradient: Whether the gradient is wanted too.
         check_finite: Wait for the device and raise where a value is not allowed (a CPU always does).
         max_relevant: A bound on the relevant items of a list.
-        at_one: Whether the gradient is to be that of the mean at an upstream gradient of one; only where an engine
+        scaled: Whether the gradient is to be that of the mean at an upstream gradient of one; only where an engine
             saves a pass over the gradient so, see :func:`rankgrad.engine.cuda.scales_at_once`.
     """
 
@@ -56,7 +56,7 @@ class Request(NamedTuple):
     with_gradient: bool = True
     check_finite: bool = False
     max_relevant: int | None = None
-    at_one: bool = False
+    scaled: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class Answer(NamedTuple):
         losses: float64 ``[calls, lists]``; NaN where a score is NaN, or the hint ``max_relevant`` wrong.
         gradient: In the shape of the scores (an empty last dimension if not wanted). By lambda: how far Algorithm
             1 moves every item's rank, integers. By window: sums of slopes, in the compute dtype. With
-            ``at_one``: the gradient of the mean itself, with no factor left to multiply by.
+            ``scaled``: the gradient of the mean itself, with no factor left to multiply by.
         divisor: What the gradient of the mean is divided by, float64 ``[calls, lists]``: lambda times a list's
             items, or the window times the number of lists.
         lists: How many lists count, int64 ``[calls]``.

@@ -67,7 +67,7 @@ def _plan(
 
 def evaluate(request: Request) -> Answer:
     """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
-    assert request.by_window or not request.at_one
+    assert request.by_window or not request.scaled
     given = Arguments(request)
     plan = _plan(given.device, *given.key)
     launch = Launcher(plan, given.device)
@@ -82,7 +82,7 @@ def evaluate(request: Request) -> Answer:
         given.changes, plan.sums, given.rows, given.n, given.slots, given.per_call, given.n_tables,
         given.half_bits, given.reach_bits,
         FORM=given.form, REACH=given.reach, MARGIN_SHARE=given.margin_share, WRITE=given.with_gradient,
-        AT_ONE=request.at_one, MASKED=given.masked, FEW=_FEW, ROWS=plan.group, GIVEN=given.given, BLOCK=plan.block,
+        SCALED=request.scaled, MASKED=given.masked, FEW=_FEW, ROWS=plan.group, GIVEN=given.given, BLOCK=plan.block,
         NARROW=plan.narrow, warps=plan.warps,
     )  # fmt: skip
     if plan.others:
@@ -92,6 +92,6 @@ def evaluate(request: Request) -> Answer:
             plan.ranks, given.rows, given.n, given.slots, plan.room, given.per_call, given.n_tables,
             given.half_bits, given.reach_bits,
             FORM=given.form, REACH=given.reach, MARGIN_SHARE=given.margin_share, WRITE=given.with_gradient,
-            AT_ONE=request.at_one, MASKED=given.masked, ROWS=plan.group, BLOCK=min(_BLOCK, plan.block),
+            SCALED=request.scaled, MASKED=given.masked, ROWS=plan.group, BLOCK=min(_BLOCK, plan.block),
         )  # fmt: skip
     return given.answer()

@@ -155,7 +155,7 @@ def _terms_again(changes, tables, n_tables, index, in_use, FORM: tl.constexpr):
 @triton.jit
 def several_groups_by_window(
     scores, relevance, mask, tables, losses, changes, ranks, row, n, slots, half, window, divisor, n_tables, p,
-    FORM: tl.constexpr, AT_ONE: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    FORM: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A list whose relevant items all rise by the window: one sweep for each group, then sums of slopes by block."""
     nan = _list_relevant(scores, relevance, mask, ranks, n, half, MASKED, BLOCK)
@@ -190,7 +190,7 @@ def several_groups_by_window(
     tl.debug_barrier()
 
     many, one = units(top, p)
-    factor = factor_of(divisor, loss != loss, AT_ONE)
+    factor = factor_of(divisor, loss != loss, SCALED)
     for block in range(0, tl.cdiv(n, BLOCK // NARROW)):
         at = block * (BLOCK // NARROW) + tl.arange(0, BLOCK // NARROW)
         value, relevant, irrelevant = read_items(scores, relevance, mask, at, at < n, half, MASKED)

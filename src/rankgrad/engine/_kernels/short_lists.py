@@ -44,7 +44,7 @@ def count_items(
     tl.debug_barrier()
     relevant = tl.zeros([BLOCK], tl.int32)
     existing = tl.zeros([BLOCK], tl.int32)
-    last = tl.zeros([BLOCK], tl.int32)  # place that this lane has found
+    last = tl.zeros([BLOCK], tl.int32)  # the place that this lane took last
     for block in range(0, tl.cdiv(n, BLOCK)):
         at = block * BLOCK + lane
         exists = at < n
@@ -102,7 +102,7 @@ def _added_up(counts, room, ROWS: tl.constexpr):
 @triton.jit
 def _one_group(
     scores, relevance, mask, group, room, tables, losses, changes, row, n, half, strength, divisor, n_tables, p,
-    FORM: tl.constexpr, REACH: tl.constexpr, WRITE: tl.constexpr, AT_ONE: tl.constexpr, MASKED: tl.constexpr,
+    FORM: tl.constexpr, REACH: tl.constexpr, WRITE: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A list whose relevant items are all in one group: two sweeps over the row.
@@ -155,7 +155,7 @@ def _one_group(
             slot = tl.arange(0, 2 * ROWS)
             up_to = tl.sum(tl.where(own[None, :] <= slot[:, None], here[None, :], 0), 1)  # slopes up to each rank
             between = pushed(up_to[:, None] - up_to[None, :], one, count)  # [place after, place before]
-            factor = factor_of(divisor, loss != loss, AT_ONE)
+            factor = factor_of(divisor, loss != loss, SCALED)
             nothing = (0.0 * factor).to(tl.int32, bitcast=True)  # not 0 where the loss is NaN
             tl.store(pushes + slot[:, None] * (2 * ROWS) + slot[None, :], times(between, factor))
             tl.debug_barrier()
@@ -202,8 +202,9 @@ def _strength_of_list(reach, existing, counting, p, REACH: tl.constexpr):
 def rank_sparse_lists(
     scores, relevance, mask, counts, items, first_group, lists, divisor, spread, tables, losses, changes, room,
     rows, n, slots, per_call, n_tables, half_bits, reach_bits,
-    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, AT_ONE: tl.constexpr,
-    MASKED: tl.constexpr, FEW: tl.constexpr, ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
+    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, SCALED: tl.constexpr,
+    MASKED: tl.constexpr, FEW: tl.constexpr, ROWS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
 ):  # fmt: skip
     """Loss of each list of up to ROWS relevant items and (WRITE) the gradient of each of its items.
 
@@ -233,17 +234,17 @@ def rank_sparse_lists(
         strength = _strength_of_list(reach, existing, counting, p, REACH)
         if p > slots:  # a wrong hint: there is no room for so many, and nothing must look like a result
             tl.store(losses + row, float("nan"))
-            if WRITE and AT_ONE:
+            if WRITE and SCALED:
                 _all_nan(changes + at, n, BLOCK)
         elif p <= FEW:
             _one_group(
                 scores + at, relevance + at, mask + at, first_group + row * ROWS, room, tables, losses, changes + at,
-                row, n, half, strength, its_divisor, n_tables, p, FORM, REACH, WRITE, AT_ONE, MASKED, FEW, BLOCK,
+                row, n, half, strength, its_divisor, n_tables, p, FORM, REACH, WRITE, SCALED, MASKED, FEW, BLOCK,
             )  # fmt: skip
         elif p <= ROWS:
             _one_group(
                 scores + at, relevance + at, mask + at, first_group + row * ROWS, room, tables, losses, changes + at,
-                row, n, half, strength, its_divisor, n_tables, p, FORM, REACH, WRITE, AT_ONE, MASKED, ROWS, NARROW,
+                row, n, half, strength, its_divisor, n_tables, p, FORM, REACH, WRITE, SCALED, MASKED, ROWS, NARROW,
             )  # fmt: skip
 
 
@@ -251,7 +252,7 @@ def rank_sparse_lists(
 def rank_other_lists(
     scores, relevance, mask, counts, items, lists, spread, tables, losses, changes, ranks, rows, n, slots, room,
     per_call, n_tables, half_bits, reach_bits,
-    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, AT_ONE: tl.constexpr,
+    FORM: tl.constexpr, REACH: tl.constexpr, MARGIN_SHARE: tl.constexpr, WRITE: tl.constexpr, SCALED: tl.constexpr,
     MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What :func:`rank_sparse_lists` leaves out: lists of more than ROWS relevant items.
@@ -273,7 +274,7 @@ def rank_other_lists(
             if WRITE and REACH != LAM:
                 several_groups_by_window(
                     scores + at, relevance + at, mask + at, tables, losses, changes + at, ranks, row, n, slots, half,
-                    strength.to(tl.float32), divisor_of(reach, existing, counting, REACH), n_tables, p, FORM, AT_ONE,
+                    strength.to(tl.float32), divisor_of(reach, existing, counting, REACH), n_tables, p, FORM, SCALED,
                     MASKED, ROWS, BLOCK,
                 )  # fmt: skip
             else:

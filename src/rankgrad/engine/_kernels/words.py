@@ -67,9 +67,9 @@ def divisor_of(strength, items, lists, REACH: tl.constexpr):
 
 
 @triton.jit
-def factor_of(divisor, nan, AT_ONE: tl.constexpr):
-    """What a list's gradient is multiplied by at once: AT_ONE as ``scale_changes`` does it for ones, else 1."""
-    if AT_ONE:
+def factor_of(divisor, nan, SCALED: tl.constexpr):
+    """What a sweep multiplies a list's gradient by: if SCALED what ``scale_changes`` does for ones, else 1."""
+    if SCALED:
         factor = tl.minimum(1.0 / divisor, LARGEST)
         return tl.where(nan, float("nan"), factor).to(tl.float32)
     else:
