@@ -181,6 +181,7 @@ def train(run: Run, train: Images, test: Images, *, weights: str, size: int, bat
     """mAP in percent on the test images after training, last epoch."""
     device = train.store.device
     network = network_of(weights, run.seed).to(device, memory_format=torch.channels_last)
+    forward = torch.compile(network) if device.type == "cuda" else network
     loss, view = ROWS[run.row][run.setting](), View(crop=size, mean=MEAN, std=STD)
     fast, slow = (
         list(network.fc.parameters()),
@@ -204,7 +205,7 @@ def train(run: Run, train: Images, test: Images, *, weights: str, size: int, bat
             flips = torch.rand(len(rows), generator=generator) < 0.5
             images = crops(train.store.fetch(rows), boxes, flips, view)
             with autocast("bf16" if device.type == "cuda" else "fp32", device):
-                logits = network(images)
+                logits = forward(images)
             value = loss(logits.float(), train.relevance[rows.to(device)], train.mask[rows.to(device)])
             optimizer.zero_grad(set_to_none=True)
             value.backward()
