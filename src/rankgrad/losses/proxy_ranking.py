@@ -58,7 +58,7 @@ class ProxyRankingLoss(nn.Module):
         *,
         window: float = 0.4,
         threshold: float = 0.1,
-        pairs: float = 0.3,
+        pairs: float = 1.0,
         distributed: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
