@@ -105,20 +105,21 @@ def check_batch(
     ref_labels: Tensor | None,
     query_index: Tensor | None,
     items: Tensor | None = None,
+    names: tuple[str, str] = ("ref_embeddings", "ref_labels"),
 ) -> None:
-    """Require embeddings, labels and references that belong together."""
+    """Require embeddings, labels and references that belong together; ``names`` are the caller's for the latter."""
     _check.floating("embeddings", embeddings, ndim=2)
     _check.per_row("labels", labels, "embeddings", embeddings)
+    name, labels_name = names
     if (ref_embeddings is None) != (ref_labels is None):
-        missing = "ref_labels" if ref_labels is None else "ref_embeddings"
-        raise ValueError(f"{missing}: expected ref_embeddings and ref_labels together, received None")
+        missing = labels_name if ref_labels is None else name
+        raise ValueError(f"{missing}: expected {name} and {labels_name} together, received None")
     if ref_embeddings is not None:
-        _check.floating("ref_embeddings", ref_embeddings, ndim=2)
+        _check.floating(name, ref_embeddings, ndim=2)
         if ref_embeddings.shape[1] != embeddings.shape[1]:
-            expected = f"rows of length {embeddings.shape[1]}, as embeddings have"
-            raise _check.fail("ref_embeddings", expected, ref_embeddings)
-        _check.same_device("ref_embeddings", ref_embeddings, "embeddings", embeddings)
-        _check.per_row("ref_labels", ref_labels, "ref_embeddings", ref_embeddings)
+            raise _check.fail(name, f"rows of length {embeddings.shape[1]}, as embeddings have", ref_embeddings)
+        _check.same_device(name, ref_embeddings, "embeddings", embeddings)
+        _check.per_row(labels_name, ref_labels, name, ref_embeddings)
     if query_index is not None:
         if ref_embeddings is None:
             raise _check.fail("query_index", "None without ref_embeddings (each item is its own row)", query_index)

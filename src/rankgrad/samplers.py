@@ -142,7 +142,10 @@ class Batches(BatchSampler):
 
 def _numbers(name: str, labels: Tensor | Sequence[int]) -> Tensor:
     """Labels as a tensor on the CPU; a list, such as the targets of torchvision's data sets, will do."""
-    numbers = torch.as_tensor(labels, device="cpu")
+    try:
+        numbers = torch.as_tensor(labels, device="cpu")
+    except (TypeError, ValueError):  # strings, or lists of different lengths
+        raise _check.fail(name, "[N] integers", labels) from None
     if numbers.ndim != 1 or numbers.is_floating_point():
         raise _check.fail(name, "[N] integers", labels)
     return numbers

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankgrad import _check
 from rankgrad.engine import cuda, zero_gradients
 from rankgrad.engine.dispatch import engine_for, has_triton
 from rankgrad.engine.layouts import Ragged, Rows, layout_of
@@ -49,7 +50,7 @@ def _ready(request: Request, *, marked: bool) -> tuple[ModuleType, Request, Tens
             poison = (layout_of(request).total(odd.long()) > 0).double()
             poison = poison.masked_fill_(poison > 0, torch.nan)
         elif bool(odd.any()):
-            raise ValueError("relevance: expected only 0 and 1 (or bool), received other values")
+            raise _check.fail("relevance", "only 0 and 1 (or bool)", relevance[odd][0].item())
         request = request._replace(relevance=relevant)
     if checked and request.max_relevant is not None and relevance.numel():
         found = request.relevance if mask is None else request.relevance & mask

@@ -111,7 +111,7 @@ def mean_average_precision_loss(
         >>> rankgrad.mean_average_precision_loss(scores, relevance, lam=1.0)  # 1 - (1/1 + 1/2) / 2
         tensor(0.2500, grad_fn=...)
     """
-    scores, relevance, mask = check_classes(scores, relevance, mask)
+    scores, relevance, mask = _check.class_lists(scores, relevance, mask)
     return average_precision_loss(
         scores.T,
         relevance.T,
@@ -159,7 +159,7 @@ def pooled_average_precision_loss(
         >>> rankgrad.pooled_average_precision_loss(scores, relevance, lam=1.0)  # 1 - (1/1 + 2/4) / 2
         tensor(0.2500, grad_fn=...)
     """
-    scores, relevance, mask = check_classes(scores, relevance, mask)
+    scores, relevance, mask = _check.class_lists(scores, relevance, mask)
     return average_precision_loss(
         scores.flatten(),
         relevance.flatten(),
@@ -172,12 +172,6 @@ def pooled_average_precision_loss(
         check_finite=check_finite,
         max_relevant=max_relevant,
     )
-
-
-def check_classes(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Require ``[items, classes]`` scores with relevance and mask that fit."""
-    scores = _check.floating("scores", scores, ndim=2)
-    return scores, _check.relevance(relevance, scores), _check.mask(mask, scores)
 
 
 class AveragePrecisionLoss(EmbeddingLoss):

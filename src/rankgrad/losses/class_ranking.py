@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from rankgrad import _check, distributed
 from rankgrad.losses._lists import loss_of_lists
-from rankgrad.losses.average_precision import check_classes
 from rankgrad.memory import ScoreMemory
 from rankgrad.reach import Margin, margin_of, reach_of, text_of
 
@@ -79,7 +78,7 @@ class ClassRankingLoss(nn.Module):
             mask: bool, broadcast to ``scores``; False = this (item, class) pair is left out. Pairs left out
                 do not enter the memory either.
         """
-        scores, relevance, mask = check_classes(scores, relevance, mask)
+        scores, relevance, mask = _check.class_lists(scores, relevance, mask)
         self.memory._check_fits("scores", scores)
         if self.distributed:  # the lists are classes, so every process ranks the items of all
             scores, relevance = distributed.gather(scores), distributed.gather(relevance)

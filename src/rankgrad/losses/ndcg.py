@@ -60,7 +60,7 @@ def ndcg_loss(
         tensor([ 0.3333, -0.3333,  0.0000])
     """
     scores = _check.floating("scores", scores)
-    relevance = _check.relevance(relevance, scores, graded=True)
+    relevance = _check.relevance(relevance, scores)
     mask = _check.mask(mask, scores)
     _check.numbers_of("relevance", relevance, mask, lowest=0)
     k = None if k is None else _check.count("k", k, at_least=1)

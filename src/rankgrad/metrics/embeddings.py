@@ -72,7 +72,7 @@ def retrieval_metrics(
         >>> retrieval_metrics(embeddings, torch.tensor([0, 1, 0, 1])).first
         tensor([2, 3, 2, 2])
     """
-    check_batch(embeddings, labels, gallery, gallery_labels, None)
+    check_batch(embeddings, labels, gallery, gallery_labels, None, names=("gallery", "gallery_labels"))
     _check.count("chunk", chunk, at_least=1)
     _check.count("queries_at_once", queries_at_once, at_least=1)
     queries = unit_length(embeddings.detach())
@@ -82,8 +82,8 @@ def retrieval_metrics(
     else:
         candidates, candidate_labels = unit_length(gallery.detach()), gallery_labels
     for name, rows in (("embeddings", queries), ("gallery", candidates)):
-        if bool(rows.isnan().any()):  # NaN and infinity, which has no direction
-            raise NotANumberError(f"{name}: expected finite numbers, received others")
+        if bool(rows.isnan().any()):  # a row with an infinite number has no direction: normalised, it is NaN
+            raise NotANumberError(f"{name}: expected finite numbers, received NaN or infinity")
     index = _Index(candidates, candidate_labels, chunk)
     parts = [
         index.standing(

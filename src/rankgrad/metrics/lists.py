@@ -114,9 +114,7 @@ def mean_average_precision(
         >>> rankgrad.metrics.mean_average_precision(scores, relevance, reduction="none")
         tensor([1.0000, 0.5000])
     """
-    scores = _check.floating("scores", scores, ndim=2)
-    relevance = _check.relevance(relevance, scores)
-    mask = _check.mask(mask, scores)
+    scores, relevance, mask = _check.class_lists(scores, relevance, mask)
     return average_precision(scores.T, relevance.T, mask=None if mask is None else mask.T, reduction=reduction)
 
 
@@ -307,7 +305,7 @@ def ndcg(
         tensor(0.8597)
     """
     scores = _check.floating("scores", scores).detach()
-    relevance = _check.relevance(relevance, scores, graded=True)
+    relevance = _check.relevance(relevance, scores)
     mask = _check.mask(mask, scores)
     _check.numbers_of("relevance", relevance, mask, lowest=0)
     k = None if k is None else _check.count("k", k, at_least=1)
