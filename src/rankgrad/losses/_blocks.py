@@ -132,8 +132,8 @@ def _blocks(lookup: Lookup) -> Iterator[tuple[slice, Lookup]]:
         return
     for start in range(0, len(lookup.queries), rows):
         part = slice(start, start + rows)
-        own = None if lookup.own is None else lookup.own[part]
-        yield part, lookup._replace(queries=lookup.queries[part], labels=lookup.labels[part], own=own)
+        ids = None if lookup.query_ids is None else lookup.query_ids[part]
+        yield part, lookup._replace(queries=lookup.queries[part], labels=lookup.labels[part], query_ids=ids)
 
 
 def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool, lists: Tensor | None = None) -> ListStats:
@@ -265,7 +265,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tens
 
 def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     wanted = ctx.wanted.of_queries, ctx.wanted.of_candidates
-    return [one * upstream if spec else None for one, spec in zip(ctx.saved_tensors, wanted, strict=True)]
+    return [
+        one * upstream if is_wanted else None for one, is_wanted in zip(ctx.saved_tensors, wanted, strict=True)
+    ]
 
 
 def _backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -303,7 +305,7 @@ class _LookupLoss(torch.autograd.Function):
         return *_gradients(ctx, upstream), None, None, None, None
 
 
-def _by_the_matrix(lookup: Lookup, stats: GlobalStats, spec: LossSpec) -> Tensor:
+def _by_whole_matrix(lookup: Lookup, stats: GlobalStats, spec: LossSpec) -> Tensor:
     """The loss inside transforms of torch.func: these take one product of matrices, not the op over blocks."""
     # The candidates are kept for backward, and a memory changes before.
     pairs = lookup._replace(candidates=lookup.candidates.clone()).pairs()
@@ -323,7 +325,7 @@ def lookup_loss(lookup: Lookup, stats: GlobalStats, spec: LossSpec) -> Tensor:
     if lookup.candidates.dtype != queries.dtype:
         lookup = lookup._replace(candidates=lookup.candidates.to(queries.dtype))
     if torch._C._are_functorch_transforms_active():
-        return _by_the_matrix(lookup, stats, spec)
+        return _by_whole_matrix(lookup, stats, spec)
     candidates = lookup.candidates
     wanted = GradientFlags(among, ops.gradient_wanted(queries), not among and ops.gradient_wanted(candidates))
     if is_plain_call(queries):

@@ -212,7 +212,7 @@ class AveragePrecisionLoss(EmbeddingLoss):
         distributed: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant, distributed, window, process_group)
+        super().__init__(lam, window, margin, memory, max_relevant, distributed, process_group)
         self.log = bool(log)
 
     @property

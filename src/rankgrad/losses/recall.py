@@ -158,7 +158,7 @@ class RecallLoss(EmbeddingLoss):
         distributed: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant, distributed, window, process_group)
+        super().__init__(lam, window, margin, memory, max_relevant, distributed, process_group)
         weight = _form(weight)
         if isinstance(weight, Tensor):
             self.register_buffer("weight", weight)

@@ -76,9 +76,9 @@ def retrieval_metrics(
     _check.count("chunk", chunk, at_least=1)
     _check.count("queries_at_once", queries_at_once, at_least=1)
     queries = unit_length(embeddings.detach())
-    own = None
+    query_ids = None
     if gallery is None or gallery_labels is None:
-        candidates, candidate_labels, own = queries, labels, torch.arange(len(labels), device=labels.device)
+        candidates, candidate_labels, query_ids = queries, labels, torch.arange(len(labels), device=labels.device)
     else:
         candidates, candidate_labels = unit_length(gallery.detach()), gallery_labels
     for name, rows in (("embeddings", queries), ("gallery", candidates)):
@@ -89,7 +89,7 @@ def retrieval_metrics(
         index.standing(
             queries[i : i + queries_at_once],
             labels[i : i + queries_at_once],
-            None if own is None else own[i : i + queries_at_once],
+            None if query_ids is None else query_ids[i : i + queries_at_once],
         )
         for i in range(0, len(queries), queries_at_once)
     ]
@@ -113,32 +113,32 @@ class _Index:
         self.slots = int(counts.max()) if len(counts) else 0
 
     def _scores(
-        self, queries: Tensor, labels: Tensor, own: Tensor | None
+        self, queries: Tensor, labels: Tensor, query_ids: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Chunk by chunk: scores, relevant and irrelevant (neither: the query itself), slots."""
         for begin in range(0, len(self.rows), self.chunk):
             part = slice(begin, begin + self.chunk)
-            numbers = torch.arange(len(self.rows), device=self.rows.device)[part]
-            lists = Lookup(queries, labels, own, self.rows[part], self.labels[part], numbers)
+            ids = torch.arange(len(self.rows), device=self.rows.device)[part]
+            lists = Lookup(queries, labels, query_ids, self.rows[part], self.labels[part], ids)
             scores, relevant, exists = lists.pairs()
             irrelevant = ~relevant
             if exists is not None:
                 relevant = relevant & exists
             yield scores, relevant, irrelevant, self.slot[part]
 
-    def standing(self, queries: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def standing(self, queries: Tensor, labels: Tensor, query_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """First rank, AP and mAP@R of some queries."""
         many, slots = len(queries), self.slots
         relevant_scores = queries.new_full((many, slots + 1), -torch.inf)
         count = queries.new_zeros(many, dtype=torch.int64)
-        for scores, relevant, _, slot in self._scores(queries, labels, own):
+        for scores, relevant, _, slot in self._scores(queries, labels, query_ids):
             count += relevant.sum(1)
             place = torch.where(relevant, slot, slots)
             relevant_scores.scatter_(1, place, scores.where(relevant, -torch.inf))
         ascending = relevant_scores[:, :slots].sort(dim=1).values.contiguous()
 
         above = queries.new_zeros(many, slots + 1, dtype=torch.int64)
-        for scores, _, irrelevant, _ in self._scores(queries, labels, own):
+        for scores, _, irrelevant, _ in self._scores(queries, labels, query_ids):
             passed = torch.searchsorted(ascending, scores.contiguous(), right=True)  # relevant items at or below
             above.scatter_add_(1, passed, irrelevant.long())
         # c of the relevant item at ascending place i: irrelevant items that passed more than i; then best first.
