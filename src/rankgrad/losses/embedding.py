@@ -10,7 +10,7 @@ from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.spread import spread_of
 from rankgrad.losses._blocks import GlobalStats, LossSpec, list_stats, lookup_loss
-from rankgrad.losses._lists import Form, tables_of
+from rankgrad.losses._lists import FormLike, tables_of
 from rankgrad.memory import EmbeddingMemory
 from rankgrad.pairs import Lookup, check_batch, lookup_of, unit_length
 from rankgrad.reach import Margin, margin_of, reach_of, text_of
@@ -43,8 +43,8 @@ class EmbeddingLoss(nn.Module):
         self.processes = Processes(distributed, process_group)
 
     @property
-    def form(self) -> Form:
-        """What is computed of every list; see :func:`rankgrad.losses._lists.loss_of_lists`."""
+    def form(self) -> FormLike:
+        """Which loss of a list; see :data:`rankgrad.losses._lists.FormLike`."""
         raise NotImplementedError
 
     def spec(self, dtype: torch.dtype) -> LossSpec:

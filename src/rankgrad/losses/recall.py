@@ -7,15 +7,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.losses._lists import Form, loss_of_lists
+from rankgrad.losses._lists import FormLike, loss_of_lists
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.reach import Margin
 
-Weight = Form
+#: What W is: ``"log"``, ``"loglog"``, a 1-D tensor of weights or a callable on counts.
+Weight = FormLike
 
 
-def _form(weight: Weight) -> Weight:
-    """Require a weight the engine understands."""
+def _checked(weight: Weight) -> Weight:
+    """Require a weight of one of the four kinds."""
     if isinstance(weight, Tensor):
         if weight.ndim != 1 or not weight.is_floating_point():
             raise _check.fail("weight", "a 1-D floating-point tensor w_1, w_2, ...", weight)
@@ -98,7 +99,7 @@ def recall_loss(
     return loss_of_lists(
         scores,
         relevance,
-        form=_form(weight),
+        form=_checked(weight),
         lam=lam,
         window=window,
         margin=margin,
@@ -159,7 +160,7 @@ class RecallLoss(EmbeddingLoss):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(lam, window, margin, memory, max_relevant, distributed, process_group)
-        weight = _form(weight)
+        weight = _checked(weight)
         if isinstance(weight, Tensor):
             self.register_buffer("weight", weight)
         else:

@@ -18,13 +18,8 @@ from torch.func import functional_call
 from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.precision import without_autocast
-from rankgrad.integrations.sentence_transformers.list_losses import (
-    ListLoss,
-    described,
-    graded,
-    in_order,
-)
-from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss
+from rankgrad.integrations.sentence_transformers.list_losses import ListLossFunction, described
+from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss, ndcg_loss, spearman_loss
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.memory import EmbeddingMemory
 from rankgrad.pairs import Lookup, unit_length
@@ -73,7 +68,7 @@ class RankingLoss(nn.Module):
     def __init__(
         self,
         model: BaseModel,
-        loss: nn.Module | ListLoss | None = None,
+        loss: nn.Module | ListLossFunction | None = None,
         *,
         in_batch: bool = True,
         distributed: bool = False,
@@ -88,8 +83,8 @@ class RankingLoss(nn.Module):
         self.processes = Processes(distributed, process_group)
         if isinstance(loss, EmbeddingLoss | ProxyRankingLoss):
             if distributed:
-                kind = type(loss).__name__
-                raise _check.fail("distributed", f"{kind}(distributed=True), which says so itself", distributed)
+                expected = f"False, and {type(loss).__name__}(distributed=True) instead"
+                raise _check.fail("distributed", expected, distributed)
             self.processes = loss.processes
         self.by_size = nn.ModuleDict()  # of a loss with memory: its copies for other embedding sizes
 
@@ -125,9 +120,7 @@ class RankingLoss(nn.Module):
             loss = self._of_size(loss, embeddings.shape[1])
         loss.train(self.training and self.model.training and torch.is_grad_enabled())
         given, size = (embeddings, labels.long()), embeddings.shape[1]
-        if (
-            isinstance(loss, ProxyRankingLoss) and size < loss.proxies.shape[1]
-        ):  # MatryoshkaLoss cuts embeddings so
+        if isinstance(loss, ProxyRankingLoss) and size < loss.proxies.shape[1]:  # embeddings cut by MatryoshkaLoss
             return functional_call(loss, {"proxies": loss.proxies[:, :size]}, given)  # type: ignore[no-any-return]
         result: Tensor = loss(*given)
         return result
@@ -180,23 +173,23 @@ class RankingLoss(nn.Module):
             scores = _cosines(rows, stacked.flatten(0, 1))
             own = torch.eye(len(grades), dtype=torch.bool, device=grades.device)
             own = own.repeat_interleave(len(documents), 1)
-            everybody = grades.flatten().expand(len(grades), -1)
-            grades, mask = everybody.where(own, 0), ~(everybody < 0)
+            all_grades = grades.flatten().expand(len(grades), -1)
+            grades, mask = all_grades.where(own, 0), ~(all_grades < 0)
         else:
             scores, mask = _dot(rows.unsqueeze(1), stacked), ~(grades < 0)
-        return self._list_loss(graded)(scores, grades.clamp(min=0), mask=mask)
+        return self._list_loss(ndcg_loss)(scores, grades.clamp(min=0), mask=mask)
 
     def _of_pairs(self, columns: Sequence[Tensor], numbers: Tensor) -> Tensor:
         if len(columns) != 2 or numbers.shape != columns[0].shape[:1]:
             raise _check.fail("label", f"one number a pair, or {len(columns) - 1} grades a query", numbers)
         _check.numbers_of("label", numbers)
         scores, numbers = map(self.processes.gather, (_dot(*map(unit_length, columns)), numbers))
-        return self._list_loss(in_order)(scores, numbers, mask=None)
+        return self._list_loss(spearman_loss)(scores, numbers, mask=None)
 
     def _default(self) -> AveragePrecisionLoss:
         return AveragePrecisionLoss(distributed=self.processes.shared, process_group=self.processes.group)
 
-    def _list_loss(self, default: ListLoss) -> ListLoss:
+    def _list_loss(self, default: ListLossFunction) -> ListLossFunction:
         if isinstance(self.loss, EmbeddingLoss | ProxyRankingLoss):
             raise _check.fail("loss", "a list loss(scores, relevance, mask=mask) for graded texts", self.loss)
         return default if self.loss is None else self.loss
@@ -227,7 +220,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
     def __init__(
         self,
         model: BaseModel,
-        loss: nn.Module | ListLoss | None = None,
+        loss: nn.Module | ListLossFunction | None = None,
         *,
         in_batch: bool = True,
         distributed: bool = False,
@@ -260,7 +253,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """The loss of embeddings; ``with_backward`` leaves the gradient of each at it."""
+        """The loss of embeddings; ``with_backward`` stores the gradient of each in its ``grad``."""
         loss = self._loss([torch.cat(parts) for parts in reps], labels)
         if not with_backward:
             return loss

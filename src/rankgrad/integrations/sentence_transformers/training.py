@@ -55,9 +55,8 @@ class ClassBatches:
                 self.column or names,
             )
         values = list(dataset[found])
-        if found in (valid_label_columns or ()) and isinstance(
-            values[0], str
-        ):  # the trainer makes a tensor of them
+        # The trainer makes a tensor of its label column.
+        if found in (valid_label_columns or ()) and isinstance(values[0], str):
             raise _check.fail(found, f"integers (dataset.class_encode_column({found!r}) makes them)", values[0])
         numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
         if len(numbers) == len(values):
