@@ -85,7 +85,7 @@ class ClassRankingLoss(nn.Module):
             mask = None if mask is None else distributed.gather(mask.contiguous())
         current, current_relevance, exists = scores, relevance, mask
         if self.memory.rows:
-            old, old_relevance, old_mask = self.memory._candidates()
+            old, old_relevance, old_mask = self.memory._views()
             now = mask if mask is not None else torch.ones_like(scores, dtype=torch.bool)
             exists = torch.cat([now, old_mask])
             scores = torch.cat([scores, old])

@@ -89,7 +89,7 @@ class EmbeddingLoss(nn.Module):
             fresh = lookup_of(queries, labels, ref_embeddings, ref_labels, query_index, items)
         lookups = [fresh]
         if self.memory.rows:
-            old, old_labels, old_items, valid = self.memory._candidates()
+            old, old_labels, old_items, valid = self.memory._views()
             lookups.append(Lookup(queries, labels, items, old.to(queries.dtype), old_labels, old_items, valid))
         loss = self.mean(lookups)
         # Trainers may call eval() of the network alone: a batch without a gradient is not one to learn from.
