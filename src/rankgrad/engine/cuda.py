@@ -158,6 +158,7 @@ def moments(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         )  # fmt: skip
         launch(
             _kernels()[0].merge_moments, (calls, 1), parts, out, spread, parts_a_call, bits(LEAST_SHARE),
-            bits(torch.finfo(torch.float32).tiny), bits(EQUAL), BLOCK=_MOMENTS_PROGRAMS,
+            bits(torch.finfo(torch.float32).tiny), bits(EQUAL),
+            BLOCK=_MOMENTS_PROGRAMS,
         )  # fmt: skip
     return out, spread

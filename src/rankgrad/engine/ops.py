@@ -73,7 +73,7 @@ def evaluate(request: Request) -> Answer:
     if waits_for_checks(request.scores, request.check_finite):
         check_nan(answer.losses, request.tables)
     if request.with_gradient and request.scores.device.type == "cpu":
-        zero_gradients.look(asked, answer)
+        zero_gradients.warn_if_zero(asked, answer)
     return answer
 
 

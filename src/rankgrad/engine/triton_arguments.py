@@ -54,7 +54,7 @@ class Arguments:
         self.losses, self.divisor = (
             torch.empty((self.calls, self.per_call), dtype=torch.float64, device=device) for _ in range(2)
         )
-        self.given = request.lists is not None
+        self.lists_given = request.lists is not None
         self.lists = (
             torch.empty(self.calls, dtype=torch.int64, device=device)
             if request.lists is None

@@ -39,10 +39,10 @@ def block_rows(candidates: int) -> int:
 
 
 class LossSpec(NamedTuple):
-    """What is computed of every list: the fields of a request that do not depend on the scores; and forces
-    besides.
+    """What is computed of every list: the fields of a request that do not depend on the scores, and the forces.
 
-    ``forces`` is empty or one of :data:`rankgrad.losses._forces.KINDS`, with its thresholds and weight.
+    ``forces`` is empty or one of :data:`rankgrad.losses._forces.KINDS`; the three fields behind it are its
+    thresholds and its weight.
     """
 
     form: str
@@ -85,12 +85,12 @@ class LossSpec(NamedTuple):
 
     def forces_on(self, pairs: Pairs, stats: "GlobalStats", lists: Tensor, queries: int) -> tuple[Tensor, Tensor]:
         """Value and gradient of the forces on a block's scores."""
-        near, far = _forces.wrong_sides(self.forces, self.upper, self.lower, *pairs)
+        too_low, too_high = _forces.wrong_sides(self.forces, self.upper, self.lower, *pairs)
         scores, relevance, _ = pairs
         if self.forces == "hinge":
-            many = _forces.how_many(near, far) if stats.beyond is None else stats.beyond
-            return _forces.hinge(scores, near, far, self.upper, self.lower, self.weight, many)
-        return _forces.balanced(scores, relevance, near, far, self.upper, self.weight, lists, queries)
+            counts = _forces.count_pairs(too_low, too_high) if stats.beyond is None else stats.beyond
+            return _forces.hinge(scores, too_low, too_high, self.upper, self.lower, self.weight, counts)
+        return _forces.balanced(scores, relevance, too_low, too_high, self.upper, self.weight, lists, queries)
 
 
 class GlobalStats(NamedTuple):
@@ -148,7 +148,7 @@ def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool, lists: Tensor |
         if spread:
             parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
         if hinge:
-            beyond = beyond + _forces.how_many(*_forces.wrong_sides("hinge", spec.upper, spec.lower, *pairs))
+            beyond = beyond + _forces.count_pairs(*_forces.wrong_sides("hinge", spec.upper, spec.lower, *pairs))
     return ListStats(
         lists, merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64), beyond
     )
