@@ -47,7 +47,7 @@ class _Ring(nn.Module):
         self.position.add_(1).remainder_(self.size)
 
     def _make_writable(self) -> None:
-        """Copy tensors made in inference mode (a deepcopy, say): elsewhere they cannot be written to."""
+        """Copy tensors made in inference mode (as a deepcopy may): elsewhere they cannot be written to."""
         if torch.compiler.is_compiling():  # is_inference cannot be traced
             return
         for name in (*self.fields, "position"):

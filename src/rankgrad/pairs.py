@@ -136,7 +136,7 @@ def check_batch(
         _check.per_row("query_index", query_index, "embeddings", embeddings)
     if items is not None:
         if ref_embeddings is not None:
-            raise _check.fail("items", "None with ref_embeddings (query_index says which row a query is)", items)
+            raise _check.fail("items", "None with ref_embeddings (query_index is for them)", items)
         _check.per_row("items", items, "embeddings", embeddings)
 
 
@@ -158,8 +158,8 @@ def retrieval_pairs(
 
     Returns:
         ``scores`` in float32 (float64 for float64 embeddings), ``relevance`` and ``mask``, all ``[B, R]``.
-        Without references each item is excluded from its own list; with them nothing is, unless
-        ``query_index`` says so.
+        Without references each item is excluded from its own list; with them only the rows of ``query_index``
+        are.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])

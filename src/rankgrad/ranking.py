@@ -50,7 +50,7 @@ def rank(
     the gradient of a piecewise linear interpolation of the loss (Rolinek et al. 2020, Algorithm 1).
 
     This is *not* linear in :math:`g`: scaling the loss by c is scaling ``lam`` by c. When you build a
-    loss of your own, use :func:`rank_loss`, which keeps ``lam`` apart from loss weights, gradient
+    loss of your own, use :func:`rank_loss`, whose ``lam`` does not depend on loss weights, gradient
     accumulation and GradScaler.
 
     Args:
@@ -61,8 +61,8 @@ def rank(
             permutation), ``"min"``, ``"max"`` or ``"average"``.
         normalize: Return rank / n instead. The gradient with respect to the scores is the same.
         dim: The dimension along which to rank.
-        mask: bool, broadcast to ``scores``; False = the item does not exist: it ranks last, tied with its
-            like, is not counted in n, and gets zero gradient.
+        mask: bool, broadcast to ``scores``; False = the item does not exist. Such items rank last, tied with each
+            other, are not counted in n, and get zero gradient.
 
     Returns:
         Ranks in the shape of ``scores``: float32 for up to 2^23 items, float64 beyond or for float64.
@@ -170,9 +170,9 @@ def rank_loss(
 ) -> Tensor:
     r"""A loss of your own from any differentiable function of the ranks.
 
-    Algorithm 1 is applied to the mean of ``fn``'s list losses at an upstream gradient of one; whatever
-    arrives from above then multiplies the result. Loss weights, gradient accumulation and GradScaler
-    therefore leave ``lam`` alone, which they do not when a loss is composed from :func:`rank`.
+    Algorithm 1 is applied to the mean of ``fn``'s list losses at an upstream gradient of one; the actual upstream
+    gradient then multiplies the result. Loss weights, gradient accumulation and GradScaler therefore do not change
+    ``lam``, which they do when a loss is composed from :func:`rank`.
 
     Args:
         fn: Takes the ranks ``[..., n]`` (floats, 1 is best), returns one loss per list, ``[...]``. It must

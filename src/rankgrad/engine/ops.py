@@ -160,10 +160,11 @@ def reduce_lists(
     offsets: Tensor | None,
     reduction: str,
 ) -> Tensor:
-    """Reduce list losses; backward, send every score its part of the gradient times what arrives.
+    """Reduce list losses; backward multiplies the gradient of every score by the upstream gradient.
 
-    The gradient is Algorithm 1's for the mean at an upstream gradient of one, times whatever arrives: linear, so
-    loss scales and weights leave lambda alone. See :class:`rankgrad.engine.request.Answer`.
+    That gradient is Algorithm 1's for the mean at an upstream gradient of one. So the loss is linear in the
+    upstream gradient, and loss scales and weights do not change lambda. See
+    :class:`rankgrad.engine.request.Answer`.
     """
     out = losses.new_empty(losses.shape if reduction == "none" else lists.shape, dtype=compute_dtype(scores.dtype))
     return reduce_into(losses, lists, reduction, out)
@@ -195,7 +196,7 @@ def reduce_lists_backward(
 def scale(
     answer: Answer, upstream: Tensor | None, reduction: str, out: Tensor, offsets: Tensor | None = None
 ) -> None:
-    """The gradient at what arrives, into ``out``, which may be the memory of the answer's gradient.
+    """The gradient times the upstream one, into ``out``, which may be the memory of the answer's gradient.
 
     Args:
         upstream: ``[calls]``, or ``[calls, lists]`` for the reduction ``"none"``; None: ones.
@@ -210,7 +211,7 @@ def scale(
         factor = factor * (lists if reduction == "sum" else lists.unsqueeze(-1))
     if reduction != "none":
         factor = factor.unsqueeze(-1)
-    # Tiny scores have tiny divisors: the factor ends at the largest number, unless what arrives is infinite.
+    # Tiny scores have tiny divisors: the factor ends at the largest number, unless upstream is infinite.
     most = torch.finfo(compute_dtype(out.dtype)).max
     scaled = factor / divisor
     scaled = torch.where(factor.isinf(), scaled, scaled.clamp(-most, most))
@@ -317,7 +318,7 @@ def list_loss(scores: Tensor, request: Request, reduction: str, shape: tuple[int
 def gradient_wanted(scores: Tensor) -> bool:
     """Whether a gradient of these scores may be needed.
 
-    Inside a transform of torch.func ``requires_grad`` says False whatever the caller will do.
+    Inside a transform of torch.func ``requires_grad`` is False even where the caller will take a gradient.
     """
     if not torch.is_grad_enabled():
         return False

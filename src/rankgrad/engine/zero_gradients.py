@@ -33,7 +33,7 @@ def warn_if_zero(request: Request, answer: Answer) -> None:
         return
     _Seen.warned = True
     if request.reach == "share":
-        remedy = "a window in units of the scores reaches as far as you say"
+        remedy = "try a larger window, in units of the scores"
     else:
         name = "lam" if request.reach == "lam" else "window"
         remedy = (

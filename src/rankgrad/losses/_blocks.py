@@ -1,7 +1,7 @@
 """Losses of queries against candidates in blocks of queries: no matrix of all similarities is ever there.
 
 The similarities of a block are computed, ranked, turned into the gradient of the scores and at once into its share
-of the gradients of queries and candidates, and dropped. These losses are linear in what arrives from above, so
+of the gradients of queries and candidates, and dropped. These losses are linear in the upstream gradient, so
 backward has nothing left to do but one multiplication: three products of matrices for a batch, two against a
 memory (which has no gradient), one without a gradient. What concerns the scores of all blocks, their spread or
 how many of them are beyond a threshold, comes first where there is more than one block, and costs one product

@@ -1,8 +1,8 @@
 """Forces on similarities that are on the wrong side of a threshold: what some losses add to the ranks.
 
-Ranks say nothing about the height of the scores. A force does: it draws relevant items that are below ``upper``
-up, and pushes irrelevant ones that are above ``lower`` down, however far away they are. A block of scores gives
-its share of the value and of the gradient at once.
+Ranks do not depend on the level of the scores. A force does: it pulls relevant items that are below ``upper`` up,
+and pushes irrelevant ones that are above ``lower`` down, however far away they are. The functions return the share
+of a block of scores in the value, and its gradient.
 """
 
 import torch

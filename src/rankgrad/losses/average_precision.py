@@ -31,8 +31,8 @@ def average_precision_loss(
     r"""One minus average precision.
 
     With :math:`r_i` the rank of the relevant item i in its list and :math:`r^+_i` its rank among the
-    relevant items, one list has the loss :math:`1 - \frac1p \sum_i r^+_i / r_i`. Use it where AP or mAP@R is
-    reported, or MAP of queries; on embeddings by :class:`AveragePrecisionLoss`.
+    relevant items, a list with p relevant items has the loss :math:`1 - \frac1p \sum_i r^+_i / r_i`. Use it where
+    AP, mAP@R or the MAP of queries is reported; on embeddings use :class:`AveragePrecisionLoss`.
 
     Args:
         scores: ``[..., n]``, higher is better.
@@ -177,13 +177,17 @@ def pooled_average_precision_loss(
 class AveragePrecisionLoss(EmbeddingLoss):
     """Average precision loss on a batch of embeddings; see :func:`average_precision_loss`.
 
+    Use it where AP or mAP@R is reported and only the order of the items matters. :class:`PairRankingLoss` adds a
+    hinge on the similarities; where the training classes are known, begin with :class:`ProxyRankingLoss`.
+
     Every embedding is a query with a list of all others (itself excluded), and a second list of what the memory
-    holds. Any class sizes.
+    holds. A class may have any number of items in a batch.
 
     Args:
         lam: Interpolation strength, > 0.
-        window: Instead of ``lam``, as in :func:`recall_loss`. Neither given: from the spread of the similarities.
-        margin: Score margin, in cosine similarity; ``"auto"``: half the spread of the similarities.
+        window: Instead of ``lam``, as in :func:`recall_loss`. Neither given: the window is the standard
+            deviation of the similarities.
+        margin: Score margin, in cosine similarity; ``"auto"``: half the standard deviation of the similarities.
         log: Average -log(precision) instead of 1 - precision.
         memory: How many past batches to remember. Their embeddings, as they were then, make a second list for
             every query, less older copies of the query itself (``items``); all lists have the same weight. They

@@ -19,7 +19,7 @@ from rankgrad.reach import Margin, margin_of, reach_of, text_of
 class EmbeddingLoss(nn.Module):
     """Base of :class:`RecallLoss` and :class:`AveragePrecisionLoss`: a loss on lists made from embeddings.
 
-    Subclasses give :attr:`form`.
+    A subclass defines :attr:`form`, and may add forces in :meth:`spec`.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Ties are counted pessimistically (irrelevant items first), as everywhere in this library. Two passes over the
 gallery: the first collects the scores of each query's relevant items, the second counts, for all of them at once,
-the irrelevant items that stand at or above.
+the irrelevant items at or above.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from rankgrad.pairs import Lookup, check_batch, unit_length
 
 @dataclass(frozen=True)
 class RetrievalMetrics:
-    """Per query, ``[Q]`` each: rank of the best relevant item (0: nothing relevant), AP and mAP@R.
+    """What :func:`retrieval_metrics` returns: for each query, ``[Q]``.
+
+    Attributes:
+        first: Rank of the best relevant item; 0 where nothing is relevant.
+        average_precision: Average precision.
+        map_at_r: mAP@R.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.2, 0.8], [0.0, 1.0]])
@@ -33,7 +38,7 @@ class RetrievalMetrics:
     map_at_r: Tensor
 
     def summary(self, recall_at: Sequence[int]) -> dict[str, float]:
-        """Percentages over the queries that have something relevant."""
+        """R@K for every K in ``recall_at``, mAP@R and AP, in percent of the queries with something relevant."""
         recall_at = [_check.count("recall_at", k, at_least=1) for k in recall_at]
         counts = self.first > 0
         many = counts.sum().clamp(min=1)
@@ -86,7 +91,7 @@ def retrieval_metrics(
             raise NotANumberError(f"{name}: expected finite numbers, received NaN or infinity")
     index = _Index(candidates, candidate_labels, chunk)
     parts = [
-        index.standing(
+        index.metrics_of(
             queries[i : i + queries_at_once],
             labels[i : i + queries_at_once],
             None if query_ids is None else query_ids[i : i + queries_at_once],
@@ -126,8 +131,10 @@ class _Index:
                 relevant = relevant & exists
             yield scores, relevant, irrelevant, self.slot[part]
 
-    def standing(self, queries: Tensor, labels: Tensor, query_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """First rank, AP and mAP@R of some queries."""
+    def metrics_of(
+        self, queries: Tensor, labels: Tensor, query_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rank of the first relevant item, AP and mAP@R of some queries."""
         many, slots = len(queries), self.slots
         relevant_scores = queries.new_full((many, slots + 1), -torch.inf)
         count = queries.new_zeros(many, dtype=torch.int64)
