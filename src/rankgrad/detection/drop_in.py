@@ -27,13 +27,13 @@ def use_ranking_loss(
     """Train a torchvision Faster R-CNN or Mask R-CNN for mAP: its region classifier gets a ranking loss.
 
     The model is changed in place: in training, ``loss_classifier`` is the given loss of the sampled regions' class
-    logits; RPN and box regression are untouched unless asked for, masks always. In ``model.eval()`` detections are
-    scored by ``scores``, with torchvision's own score threshold, NMS and number of detections. :func:`plain` takes
-    it back.
+    logits. The losses of the RPN and of the boxes change only with ``rpn`` and ``boxes``, that of masks never. In
+    ``model.eval()`` detections are scored by ``scores``, with torchvision's own score threshold, NMS and number of
+    detections. :func:`plain` undoes it.
 
     Nothing is added to the model's ``state_dict``: weights are exchanged freely with a plain model's. The
     memory is state of the training, in ``ranking_loss(model).state_dict()``; save that too if training goes on.
-    The loss is no submodule: ``model.to(...)`` leaves it alone, it follows the logits by itself. On a GPU
+    The loss is no submodule: ``model.to(...)`` does not move it, it moves to the device of the logits. On a GPU
     :class:`RegionLoss` is recorded and replayed (:func:`rankgrad.graphed`). Several GPUs train with
     DistributedDataParallel; the threads of nn.DataParallel would share one loss and its memory.
 
@@ -70,8 +70,8 @@ def use_ranking_loss(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torchvision":
             raise
-        told = "torchvision is not installed: pip install torchvision"
-        raise ModuleNotFoundError(told, name="torchvision") from None
+        message = "torchvision is not installed: pip install torchvision"
+        raise ModuleNotFoundError(message, name="torchvision") from None
     heads = getattr(model, "roi_heads", None)
     if not isinstance(heads, RoIHeads):
         raise _check.fail("model", "a torchvision detector with roi_heads (Faster R-CNN, Mask R-CNN)", model)
@@ -86,7 +86,7 @@ def use_ranking_loss(
     scores = own if scores is None else _check.one_of("scores", scores, SCORES)
     plain(model)
     heads.__dict__[roi_heads.LOSS] = loss
-    # Others' losses may do what cannot be recorded.
+    # Another loss may do what cannot be recorded as a CUDA graph.
     heads.__dict__[roi_heads.REPLAYED] = graphed(loss) if type(loss) is RegionLoss else loss
     heads.__dict__[roi_heads.SCORES] = scores
     heads.__dict__[roi_heads.BOXES] = bool(boxes)

@@ -116,7 +116,7 @@ def reduce(losses: Tensor, lists: Tensor, mean: bool, out: Tensor) -> None:
 
 
 def scale(answer: Answer, upstream: Tensor | None, reduction: str, out: Tensor) -> None:
-    """The gradient times ``upstream`` (None: ones) into ``out``, perhaps the answer's own memory, in one launch."""
+    """The gradient times ``upstream`` (None: ones) into ``out``, in one launch; it may be the answer's memory."""
     losses, divisor, lists = answer.losses.contiguous(), answer.divisor.contiguous(), answer.lists.contiguous()
     gradient = answer.gradient.contiguous()
     arriving = divisor if upstream is None else upstream.contiguous()

@@ -37,7 +37,7 @@ class RankingLoss(nn.Module):
     | query, document_1 ... document_n | n grades >= 0 | a query against its documents | NDCG |
     | text, text | a number | all pairs of the batch, to be ordered as their numbers | Spearman |
 
-    Of graded documents, a grade below 0 says that there is none (lists of different lengths). Works inside
+    A grade below 0 marks a document that does not exist, for lists of different lengths. Works inside
     ``MatryoshkaLoss``: a memory is then kept for each dimension, and shorter embeddings are compared with as many
     leading numbers of the proxies. Evaluation never enters the memory.
 
@@ -49,8 +49,8 @@ class RankingLoss(nn.Module):
             None: see the table.
         in_batch: Whether the graded documents of the other queries are candidates too, with grade 0.
         distributed: Whether the batches of all processes are ranked as one, for list losses and the defaults
-            (:class:`rankgrad.RecallLoss` and its like have the argument themselves). Value and gradient are those
-            of one process with the whole batch; for that, embeddings are gathered (of pairs: scores).
+            (the losses on embeddings have the argument themselves). Value and gradient are those of one process
+            with the whole batch; for that, embeddings are gathered (of pairs: scores).
         process_group: Which processes; None: all.
 
     Example:
@@ -195,7 +195,7 @@ class RankingLoss(nn.Module):
         return default if self.loss is None else self.loss
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about the loss."""
+        """The settings of the loss, for the model card."""
         return {"loss": described(self.loss), "in_batch": self.in_batch}
 
 
@@ -262,7 +262,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         gradients = torch.autograd.grad(loss, [*parts, *own])
         for part, gradient in zip(parts, gradients, strict=False):
             part.grad = gradient
-        # The hook above hands these on at backward, times what arrives there, as the mixin does for the texts.
+        # The hook above adds these at backward, times the upstream gradient, as the mixin does for the texts.
         weight = self._weight_of_size(parts[0].shape[1])
         self._own += [(p, weight * gradient) for p, gradient in zip(own, gradients[len(parts) :], strict=True)]
         return loss.detach()
@@ -275,7 +275,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         return float(dict(zip(nested.matryoshka_dims, nested.matryoshka_weights, strict=True))[size])
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about the loss."""
+        """The settings of the loss, for the model card."""
         return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
 
 

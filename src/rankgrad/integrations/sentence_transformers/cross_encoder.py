@@ -103,7 +103,7 @@ class CrossEncoderRankingLoss(nn.Module):
         return (ndcg_loss if self.loss is None else self.loss)(table, relevance, mask=mask)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about the loss."""
+        """The settings of the loss, for the model card."""
         activation = type(self.activation_fn).__name__
         return {
             "loss": described(self.loss),

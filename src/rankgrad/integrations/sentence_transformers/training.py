@@ -126,7 +126,7 @@ class LossCheckpoint(TrainerCallback):
         path = self._path(Path(folder), args)
         if not path.is_file():
             raise FileNotFoundError(
-                f"{path}: no state of the loss there. Say LossCheckpoint(loss, resume_from=CHECKPOINT) where "
+                f"{path}: no state of the loss there. Use LossCheckpoint(loss, resume_from=CHECKPOINT) where "
                 "training goes on from another folder; a checkpoint written without this callback has none"
             )
         saved = torch.load(path, map_location="cpu", weights_only=True)
