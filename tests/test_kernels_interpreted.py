@@ -11,7 +11,7 @@ import torch
 
 from rankgrad.engine import cuda, dense, embeddings, launching, long, reference, short, spread
 from rankgrad.engine.request import Answer
-from rankgrad.losses._lists import tables_of
+from rankgrad.losses._list_loss import tables_of
 
 from cases import (
     DTYPES,

@@ -13,6 +13,10 @@ REDUCTIONS = ("mean", "sum", "none")
 TIES = ("ordinal", "min", "max", "average")
 
 
+class NotANumberError(ValueError):
+    """Scores or embeddings are NaN."""
+
+
 def _received(value: object) -> str:
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.losses._lists import loss_of_lists
+from rankgrad.losses._list_loss import loss_of_lists
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.reach import Margin
 

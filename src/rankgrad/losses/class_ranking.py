@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import _check, distributed
-from rankgrad.losses._lists import loss_of_lists
+from rankgrad.losses._list_loss import loss_of_lists
 from rankgrad.memory import ScoreMemory
 from rankgrad.reach import Margin, margin_of, reach_of, text_of
 
@@ -118,7 +118,6 @@ class ClassRankingLoss(nn.Module):
             margin=self.margin,
             mask=mask,
             reduction=reduction,
-            check_finite=False,
         )
 
     def reset(self) -> None:

@@ -10,7 +10,7 @@ from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.spread import spread_of
 from rankgrad.losses._blocks import GlobalStats, LossSpec, list_stats, lookup_loss
-from rankgrad.losses._lists import FormLike, tables_of
+from rankgrad.losses._list_loss import FormLike, tables_of
 from rankgrad.memory import EmbeddingMemory
 from rankgrad.pairs import Lookup, check_batch, lookup_of, unit_length
 from rankgrad.reach import Margin, margin_of, reach_of, text_of
@@ -44,7 +44,7 @@ class EmbeddingLoss(nn.Module):
 
     @property
     def form(self) -> FormLike:
-        """Which loss of a list; see :data:`rankgrad.losses._lists.FormLike`."""
+        """Which loss of a list; see :data:`rankgrad.losses._list_loss.FormLike`."""
         raise NotImplementedError
 
     def spec(self, dtype: torch.dtype) -> LossSpec:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.losses._lists import FormLike, loss_of_lists
+from rankgrad.losses._list_loss import FormLike, loss_of_lists
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.reach import Margin
 

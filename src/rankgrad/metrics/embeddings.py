@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.engine.registration import NotANumberError
 from rankgrad.pairs import Lookup, check_batch, unit_length
 
 
@@ -88,7 +87,7 @@ def retrieval_metrics(
         candidates, candidate_labels = unit_length(gallery.detach()), gallery_labels
     for name, rows in (("embeddings", queries), ("gallery", candidates)):
         if bool(rows.isnan().any()):  # a row with an infinite number has no direction: normalised, it is NaN
-            raise NotANumberError(f"{name}: expected finite numbers, received NaN or infinity")
+            raise _check.NotANumberError(f"{name}: expected finite numbers, received NaN or infinity")
     index = _Index(candidates, candidate_labels, chunk)
     parts = [
         index.metrics_of(
