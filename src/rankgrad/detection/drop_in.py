@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from rankgrad import _check
+from rankgrad.detection import roi_heads
 from rankgrad.detection.exchange import Exchanged, exchanged, original
 from rankgrad.detection.region_loss import SCORES, RegionLoss
 from rankgrad.detection.rpn import RankingProposals
@@ -65,8 +66,6 @@ def use_ranking_loss(
     try:
         from torchvision.models.detection.roi_heads import RoIHeads
         from torchvision.models.detection.rpn import RegionProposalNetwork
-
-        from rankgrad.detection import roi_heads
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torchvision":
             raise
@@ -106,7 +105,7 @@ def ranking_loss(model: nn.Module) -> nn.Module:
         >>> ranking_loss(use_ranking_loss(model, memory=3)).ranking.memory.size
         3
     """
-    found = getattr(getattr(model, "roi_heads", None), "region_loss", None)
+    found = getattr(getattr(model, "roi_heads", None), roi_heads.LOSS, None)
     if not isinstance(found, nn.Module):
         raise _check.fail("model", "a model with a ranking loss (see use_ranking_loss)", model)
     return found
@@ -122,10 +121,7 @@ def plain(model: Model) -> Model:
         >>> type(plain(use_ranking_loss(model)).roi_heads).__name__
         'RoIHeads'
     """
-    from rankgrad.detection import roi_heads
-
-    parts = (getattr(model, name, None) for name in ("roi_heads", "rpn"))
-    for part in parts:
+    for part in (getattr(model, name, None) for name in ("roi_heads", "rpn")):
         if isinstance(part, Exchanged):
             part.__class__ = original(type(part))
             for name in (roi_heads.LOSS, roi_heads.REPLAYED, roi_heads.SCORES, roi_heads.BOXES):

@@ -98,94 +98,86 @@ def launch_normalize_backward(grad: Tensor, unit: Tensor, length: Tensor, least:
 
 
 def _labels_by_kernels(
-    labels: Tensor, query_ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor
 ) -> bool:
-    alike = labels.dtype == candidate_labels.dtype and (
-        query_ids is None or query_ids.dtype == candidate_ids.dtype
-    )
+    alike = labels.dtype == candidate_labels.dtype and (ids is None or ids.dtype == candidate_ids.dtype)
     some = len(labels) * len(candidate_labels)
     return bool(labels.is_cuda and alike and some and is_plain_call(labels) and has_triton())
 
 
 def relevance_and_mask(
-    labels: Tensor, query_ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Which candidates are relevant to which query, and which exist, ``[queries, candidates]``; None: all.
 
     Relevant are candidates with a query's label. A candidate with the query's id does not exist for it, nor does
     one that is not valid.
     """
-    if _labels_by_kernels(labels, query_ids, candidate_labels, candidate_ids):
-        return launch_flags(labels, query_ids, candidate_labels, candidate_ids, valid)
-    mask = None if query_ids is None else query_ids.unsqueeze(1) != candidate_ids
+    if _labels_by_kernels(labels, ids, candidate_labels, candidate_ids):
+        return launch_flags(labels, ids, candidate_labels, candidate_ids, valid)
+    mask = None if ids is None else ids.unsqueeze(1) != candidate_ids
     if valid is not None:
         mask = valid.expand(len(labels), -1) if mask is None else mask & valid
     return labels.unsqueeze(1) == candidate_labels, mask
 
 
 def launch_flags(
-    labels: Tensor, query_ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`relevance_and_mask` in one launch."""
     queries, candidates = len(labels), len(candidate_labels)
     relevance = torch.empty(queries, candidates, dtype=torch.bool, device=labels.device)
-    mask = None if query_ids is None and valid is None else torch.empty_like(relevance)
-    given = _label_arguments(labels, query_ids, candidate_labels, candidate_ids, valid)
+    mask = None if ids is None and valid is None else torch.empty_like(relevance)
+    given = _label_arguments(labels, ids, candidate_labels, candidate_ids, valid)
     written = as_numbers(relevance), as_numbers(relevance if mask is None else mask)
     rows, block = 8, min(512, _width(candidates))
     grid = -(-queries // rows), min(-(-candidates // block), _MOST_BLOCKS)
     with on_its_device(labels):
         Launcher(_plan("flags", labels.device, queries, candidates, *kinds(*given)), labels.device)(
             _kernels().flag_pairs, grid, *given, *written, queries, candidates,
-            OWN=query_ids is not None, VALID=valid is not None, ROWS=rows, BLOCK=block,
+            OWN=ids is not None, VALID=valid is not None, ROWS=rows, BLOCK=block,
         )  # fmt: skip
     return relevance, mask
 
 
 def counting_lists(
     labels: Tensor,
-    query_ids: Tensor | None,
+    ids: Tensor | None,
     candidate_labels: Tensor,
     candidate_ids: Tensor,
     valid: Tensor | None,
     rows: int,
 ) -> Tensor:
     """How many queries have a relevant candidate, a scalar; flags, if needed, of ``rows`` queries at a time."""
-    if _labels_by_kernels(labels, query_ids, candidate_labels, candidate_ids):
-        return launch_count_lists(labels, query_ids, candidate_labels, candidate_ids, valid)
+    if _labels_by_kernels(labels, ids, candidate_labels, candidate_ids):
+        return launch_count_lists(labels, ids, candidate_labels, candidate_ids, valid)
     lists = torch.zeros((), dtype=torch.int64, device=labels.device)
     for start in range(0, len(labels), rows):
         part = slice(start, start + rows)
-        ids = None if query_ids is None else query_ids[part]
-        relevance, mask = relevance_and_mask(labels[part], ids, candidate_labels, candidate_ids, valid)
+        its = None if ids is None else ids[part]
+        relevance, mask = relevance_and_mask(labels[part], its, candidate_labels, candidate_ids, valid)
         lists = lists + (relevance if mask is None else relevance & mask).any(-1).sum()
     return lists
 
 
 def launch_count_lists(
-    labels: Tensor, query_ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
 ) -> Tensor:
     """:func:`counting_lists` in one launch, without flags."""
     queries, candidates = len(labels), len(candidate_labels)
     lists = torch.zeros((), dtype=torch.int64, device=labels.device)
-    given = _label_arguments(labels, query_ids, candidate_labels, candidate_ids, valid)
+    given = _label_arguments(labels, ids, candidate_labels, candidate_ids, valid)
     with on_its_device(labels):
         Launcher(_plan("lists", labels.device, queries, candidates, *kinds(*given)), labels.device)(
             _kernels().count_lists, (-(-queries // 8), 1), *given, lists, queries, candidates,
-            OWN=query_ids is not None, VALID=valid is not None, ROWS=8, BLOCK=min(512, _width(candidates)),
+            OWN=ids is not None, VALID=valid is not None, ROWS=8, BLOCK=min(512, _width(candidates)),
         )  # fmt: skip
     return lists
 
 
 def _label_arguments(
-    labels: Tensor, query_ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
 ) -> list[Tensor]:
     """For the kernels; pointers that are not used point to some other tensor."""
-    read = (
-        labels,
-        labels if query_ids is None else query_ids,
-        candidate_labels,
-        candidate_ids,
-        labels if valid is None else valid,
-    )
-    return [as_numbers(one) for one in read]
+    read = (labels, ids, candidate_labels, candidate_ids, valid)
+    return [as_numbers(labels if one is None else one) for one in read]
