@@ -190,7 +190,7 @@ def non_negative(name: str, value: Any) -> float:
     return number
 
 
-#: The most lists, classes or batches that anything is made for.
+#: Upper limit of the numbers of lists, classes and remembered batches.
 MANY = 2**31 - 1
 
 

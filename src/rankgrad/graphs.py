@@ -156,8 +156,11 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _place_of(value: Tensor) -> Tensor:
-    """A tensor to be recorded in place of an input. Half precision becomes float32, as in the losses: a gradient
-    in fp16 would underflow before a GradScaler's factor arrives."""
+    """A tensor to be recorded in place of an input.
+
+    Half precision becomes float32, as in the losses: a gradient in fp16 would underflow before the factor of a
+    GradScaler is applied.
+    """
     dtype = compute_dtype(value.dtype) if value.is_floating_point() else value.dtype
     return value.detach().to(dtype, copy=True).requires_grad_(value.requires_grad)
 

@@ -230,11 +230,11 @@ def loss_of_ranks(
     reduction: str,
     spread: Tensor | None,
 ) -> Tensor:
-    """:func:`rank_loss` in the engine's layout: ``scores``, ``mask`` and the ranks ``fn`` takes are what
-    ``lists.put`` returns, and ``fn`` returns ``[1, lists]``.
+    """:func:`rank_loss` in the engine's layout.
 
-    ``spread`` must be given where it is not that of these scores: other processes have some, or a margin has
-    shifted them.
+    ``scores``, ``mask`` and the ranks that ``fn`` takes are what ``lists.put`` returns; ``fn`` returns
+    ``[1, lists]``. ``spread`` must be given where it is not that of these scores: other processes have some, or
+    a margin has shifted them.
     """
     _check.one_of("ties", ties, _check.TIES)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)

@@ -1,5 +1,4 @@
-"""What embeddings need on their way to score lists, in few launches on a GPU: unit length, relevance and mask, and
-how many lists count.
+"""From embeddings to score lists in few launches on a GPU: unit length, relevance, mask, how many lists count.
 
 Called in plain eager mode and inside ops; see :func:`rankgrad.engine.registration.is_plain_call`.
 """

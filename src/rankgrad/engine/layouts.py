@@ -12,8 +12,10 @@ from rankgrad.engine.request import Request
 
 
 class Layout(ABC):
-    """Sums, orders and ranks within lists. *Per item* is the shape of the scores, *per list* ``[calls,
-    lists]``."""
+    """Sums, orders and ranks within lists.
+
+    *Per item* is the shape of the scores, *per list* ``[calls, lists]``.
+    """
 
     @abstractmethod
     def total(self, values: Tensor) -> Tensor:
@@ -33,8 +35,7 @@ class Layout(ABC):
 
     @abstractmethod
     def sorted_by(self, keys: list[Tensor]) -> Tensor:
-        """An order of the items within lists: by the last key, among equals by the one before it, then by
-        index."""
+        """The order of items within lists: by the last key, then by the one before it, then by index."""
 
     @abstractmethod
     def places(self, order: Tensor) -> Tensor:

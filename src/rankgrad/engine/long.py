@@ -1,5 +1,7 @@
-"""Few, long lists on the GPU: their workspace, and the order of the kernels in ``_kernels``' ``long_lists``,
-``sorting`` and ``long_terms``."""
+"""Few, long lists on the GPU: their workspace, and the order of the launches.
+
+The kernels are in ``long_lists``, ``sorting`` and ``long_terms`` of ``_kernels``.
+"""
 
 import functools
 import itertools
@@ -132,8 +134,7 @@ class _LongEvaluation(Evaluation):
             self._merge(words, most=most, again=again)
 
     def place(self, *, again: bool) -> None:
-        """Stream the list against the sorted words; the places, or what comes of two of them, stand in the
-        gradient."""
+        """Stream the list against the sorted words; the places, or what follows from two, go into the gradient."""
         given, plan = self.given, self.plan
         grid = (plan.rows, plan.streams)
         self.launch(

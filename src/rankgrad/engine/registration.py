@@ -98,10 +98,9 @@ def vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Callab
 
 
 def is_plain_call(tensor: Tensor) -> bool:
-    """True in plain eager mode: no torch.compile, no transform of torch.func, no dispatch mode, no subclass
-    of Tensor.
+    """True in plain eager mode: no torch.compile, no torch.func, no dispatch mode, no subclass of Tensor.
 
-    Then it need not pass through torch's dispatcher, which costs more than the launches of a small loss.
+    Then a call need not pass through torch's dispatcher, which costs more than the launches of a small loss.
     """
     return (
         not torch.compiler.is_compiling()

@@ -53,7 +53,9 @@ def balanced(
     lists: Tensor,
     queries: int,
 ) -> tuple[Tensor, Tensor]:
-    """Upper: mean over the lists that count of the mean over relevant items of max(0, upper - S), times a weight.
+    """Both thresholds with every list alike.
+
+    Upper: mean over the lists that count of the mean over relevant items of max(0, upper - S), times a weight.
     Lower: mean over all queries of log(1 + n), n irrelevant items at or above; each of them gets weight / (1 + n).
 
     Args:
