@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rankgrad
 from rankgrad.losses import _blocks
-from rankgrad.losses._lists import loss_of_lists
+from rankgrad.losses._list_loss import loss_of_lists
 from rankgrad.pairs import Lookup, unit_length
 
 ROWS = 7

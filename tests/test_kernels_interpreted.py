@@ -11,7 +11,7 @@ import torch
 
 from rankgrad.engine import cuda, dense, embeddings, launching, long, reference, short, spread
 from rankgrad.engine.request import Answer
-from rankgrad.losses._lists import tables_of
+from rankgrad.losses._list_loss import tables_of
 
 from cases import (
     DTYPES,
@@ -161,7 +161,7 @@ def test_a_device_with_room_for_fewer_programs_gets_fewer(monkeypatch):
         if grid[1] > 132:
             raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
 
-    run = long._Evaluation(request(*make("random", (1, 1, 40), 0.1), "ap"))
+    run = long._LongEvaluation(request(*make("random", (1, 1, 40), 0.1), "ap"))
     monkeypatch.setattr(run.plan, "processors", 132)
     run.launch = launch
     try:
@@ -206,7 +206,7 @@ def guarded(monkeypatch):
     monkeypatch.setattr(launching.Plan, "part", part_and_guard)
     monkeypatch.setattr(launching.Launcher, "__init__", remember)
     monkeypatch.setattr(launching, "workspace", lambda size, device: torch.full((size,), 77, dtype=torch.uint8))
-    monkeypatch.setattr(dense._Evaluation, "new", new_and_guard)
+    monkeypatch.setattr(dense._DenseEvaluation, "new", new_and_guard)
 
     def intact():
         rooms = [one._room[start:end] for one in launchers for start, end in getattr(one.plan, "guards", [])]

@@ -76,7 +76,7 @@ def test_queries_with_nothing_relevant_do_not_count():
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match=r"^labels"):
         retrieval_metrics(torch.eye(3), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"^ref_labels"):
+    with pytest.raises(ValueError, match=r"^gallery_labels"):
         retrieval_metrics(torch.eye(3), torch.zeros(3, dtype=torch.int64), torch.eye(3))
     with pytest.raises(ValueError, match=r"^chunk"):
         retrieval_metrics(torch.eye(3), torch.zeros(3, dtype=torch.int64), chunk=0)

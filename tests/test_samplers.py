@@ -183,6 +183,8 @@ def test_labels_as_a_list():
     assert torch.equal(ours.at(5), ClassSampler(LABELS, size=16, per_class=4, seed=3).at(5))
     with pytest.raises(ValueError, match=r"labels: expected \[N\] integers"):
         ClassSampler(LABELS / 2, size=16, per_class=4)
+    with pytest.raises(ValueError, match=r"labels: expected \[N\] integers, received \['a', 'b'\]"):
+        ClassSampler(["a", "b"], size=2, per_class=1)
     with pytest.raises(ValueError, match=f"super_labels: expected one for each of the {len(LABELS)} labels"):
         SuperLabelSampler(LABELS, LABELS[:-1], size=16, per_class=4, batches_per_pair=1)
 

@@ -1,4 +1,8 @@
-"""rankgrad: train directly for ranking metrics. Exact ranks forward, a useful gradient backward."""
+"""rankgrad: train directly for ranking metrics. Exact ranks forward, a useful gradient backward.
+
+Imported by name: :mod:`rankgrad.samplers` for batches, :mod:`rankgrad.detection` for torchvision's detectors,
+:mod:`rankgrad.integrations` for other trainers, :mod:`rankgrad.surrogates` for the baselines.
+"""
 
 from rankgrad import metrics
 from rankgrad.graphs import graphed

@@ -13,9 +13,14 @@ REDUCTIONS = ("mean", "sum", "none")
 TIES = ("ordinal", "min", "max", "average")
 
 
+class NotANumberError(ValueError):
+    """Scores or embeddings are NaN."""
+
+
 def _received(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{'an' if dtype.startswith('int') else 'a'} {dtype} tensor of shape {list(value.shape)}"
     if isinstance(value, torch.nn.Module):  # its repr has a line for each submodule
         return f"a {type(value).__name__}"
     if isinstance(value, np.ndarray):
@@ -60,20 +65,21 @@ def same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> Non
         )
 
 
-def relevance(value: object, scores: Tensor, *, graded: bool = False) -> Tensor:
-    """Require relevance that fits the scores: bool or 0/1 numbers (any numbers >= 0 if ``graded``).
+def relevance(value: object, scores: Tensor) -> Tensor:
+    """Require relevance or grades that fit the scores.
 
-    That the numbers are 0 or 1 is checked where the values are read, inside the op.
+    Their values are checked where they are read: that they are 0 or 1 inside the op, grades by :func:`numbers_of`.
     """
     value = tensor("relevance", value)
     if value.is_complex():
         raise TypeError(f"relevance: expected bool, integer or float, received {_received(value)}")
-    value = value.detach()
-    if value.shape != scores.shape:
-        kind = "graded relevance" if graded else "relevance"
-        raise fail("relevance", f"{kind} of the shape of scores {list(scores.shape)}", value)
-    same_device("relevance", value, "scores", scores)
-    return value
+    return like_scores("relevance", value, scores)
+
+
+def class_lists(scores: object, flags: object, exists: object) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Require ``[items, classes]`` scores with relevance and mask that fit."""
+    scores = floating("scores", scores, ndim=2)
+    return scores, relevance(flags, scores), mask(exists, scores)
 
 
 def like_scores(name: str, value: object, scores: Tensor) -> Tensor:
@@ -98,7 +104,10 @@ def readable(value: Tensor) -> bool:
 def numbers_of(
     name: str, value: Tensor, mask: Tensor | None = None, *, lowest: float = -math.inf, infinite: bool = False
 ) -> None:
-    """Require numbers, of the items that exist, where they can be read; elsewhere the result is NaN."""
+    """Require finite values >= ``lowest`` (``infinite``: or infinite ones) of the items that exist.
+
+    Only where values can be read without waiting for a device; elsewhere the caller's result becomes NaN.
+    """
     if not readable(value) or value.dtype == torch.bool:
         return
     fine = ~value.isnan() if infinite else value.isfinite()
@@ -181,7 +190,7 @@ def non_negative(name: str, value: Any) -> float:
     return number
 
 
-#: The most lists, classes or batches that anything is made for.
+#: Upper limit of the numbers of lists, classes and remembered batches.
 MANY = 2**31 - 1
 
 

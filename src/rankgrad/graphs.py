@@ -19,16 +19,17 @@ from rankgrad import distributed
 from rankgrad.engine.precision import compute_dtype
 from rankgrad.engine.slopes import past_hooks
 
-#: Calls of a kind before it is recorded: kernels get compiled in them, and a memory takes its shape.
+#: Calls of one kind that run as usual before it is recorded: kernels get compiled, and a memory takes its shape.
 CALLS_BEFORE = 3
 #: Kinds of calls that are kept recorded; the oldest makes room for another.
 MOST_RECORDINGS = 16
 #: What a setting of a loss may be (NumPy's numbers are among them).
 _SETTINGS = (type(None), bool, int, float, str, np.number)
-#: What every Module has.
+#: Attributes that every Module has, apart from its training mode: they are no settings of a loss.
 _NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"}
 
-#: How exact products of matrices are. Once this was set by its new name, torch raises when the old one is read.
+#: The setting for the precision of matrix products. After its new name was used, torch raises where the old one is
+#: read.
 _MATMUL = "fp32_precision" if hasattr(torch.backends.cuda.matmul, "fp32_precision") else "allow_tf32"
 
 
@@ -94,10 +95,8 @@ class _Recording:
 
     def __init__(self, loss: nn.Module, inputs: tuple[Any, ...], names: tuple[str, ...]) -> None:
         self.loss, self.names, self.calls = loss, names, 0
-        self.signature, self.parts = (
-            _signature(inputs, names),
-            [_RecordedModule(module) for module in loss.modules()],
-        )
+        self.signature = _signature(inputs, names)
+        self.parts = [_RecordedModule(module) for module in loss.modules()]
         self.places = [_place_of(value) if isinstance(value, Tensor) else value for value in inputs]
         # The parameters under other handles: autograd's state of the originals belongs to another stream.
         self.originals = [one for one in loss.parameters() if one.requires_grad]
@@ -133,7 +132,7 @@ class _Recording:
         return graph.replay, results
 
     def run(self, inputs: Sequence[Any]) -> list[Tensor | None]:
-        """The loss at these inputs and its gradients: the first times as ever, then recorded, then replayed.
+        """The loss at these inputs and its gradients: computed in the first calls, then recorded, then replayed.
 
         Called without grad mode, as in the forward of an autograd function.
         """
@@ -157,14 +156,17 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _place_of(value: Tensor) -> Tensor:
-    """A tensor to be recorded in place of an input. Half precision becomes float32, as in the losses: a gradient
-    in fp16 would underflow before a GradScaler's factor arrives."""
+    """A tensor to be recorded in place of an input.
+
+    Half precision becomes float32, as in the losses: a gradient in fp16 would underflow before the factor of a
+    GradScaler is applied.
+    """
     dtype = compute_dtype(value.dtype) if value.is_floating_point() else value.dtype
     return value.detach().to(dtype, copy=True).requires_grad_(value.requires_grad)
 
 
 class _Replay(torch.autograd.Function):
-    """A recording as an autograd function. The gradient is computed in forward, and linear in what arrives."""
+    """A recording as an autograd function. The gradient is computed in forward; backward scales it."""
 
     @staticmethod
     def forward(ctx: Any, recording: _Recording, inputs: Sequence[Any], *wanted: Tensor) -> Any:

@@ -18,7 +18,7 @@ from rankgrad.engine.precision import compute_dtype
 class _Ring(nn.Module):
     """Batches of parallel tensors, ``[rows, ...]`` each, in a ring of slots."""
 
-    fields: tuple[str, ...]  # the last one says which rows, or which of their entries, are there
+    fields: tuple[str, ...]  # the last one is bool: which rows, or which of their entries, exist
     position: Tensor
 
     @torch.inference_mode(False)
@@ -47,7 +47,7 @@ class _Ring(nn.Module):
         self.position.add_(1).remainder_(self.size)
 
     def _make_writable(self) -> None:
-        """Copy tensors made in inference mode (a deepcopy, say): elsewhere they cannot be written to."""
+        """Copy tensors made in inference mode (as a deepcopy may): elsewhere they cannot be written to."""
         if torch.compiler.is_compiling():  # is_inference cannot be traced
             return
         for name in (*self.fields, "position"):
@@ -90,10 +90,9 @@ class _Ring(nn.Module):
         ring: Tensor = getattr(self, self.fields[0])
         return ring.shape[0] * ring.shape[1]
 
-    def _rows(self, name: str) -> Tensor:
-        """All slots of a field as rows ``[size * width, ...]``, not a copy: the next batch changes them."""
-        ring: Tensor = getattr(self, name)
-        return ring.flatten(0, 1)
+    def _views(self) -> tuple[Tensor, ...]:
+        """All slots of every field as rows ``[size * width, ...]``: no copies, the next batch overwrites them."""
+        return tuple(getattr(self, name).flatten(0, 1) for name in self.fields)
 
     @torch.inference_mode(False)
     def reset(self) -> None:
@@ -124,6 +123,9 @@ class _Ring(nn.Module):
 class ScoreMemory(_Ring):
     """Scores and relevance of the last ``size`` batches, ``[items, classes]`` each, detached.
 
+    :class:`ClassRankingLoss` has one; by itself it serves losses of your own. Push a batch after its loss is
+    computed.
+
     Args:
         size: How many batches to keep; 0 keeps nothing.
 
@@ -145,9 +147,9 @@ class ScoreMemory(_Ring):
         self._check_fits("scores", scores)
         if self.size == 0:
             return
-        # A NaN leaves out its pair; the row, with the other classes, stays.
-        sound = scores == scores
-        exists = sound if mask is None else mask & sound
+        # A NaN score leaves out its (item, class) pair; the other classes of the item stay.
+        valid = scores == scores  # not NaN, in one launch
+        exists = valid if mask is None else mask & valid
         self._push(
             scores.detach().to(compute_dtype(scores.dtype)).nan_to_num(0.0, torch.inf, -torch.inf),
             relevance if relevance.dtype == torch.bool else relevance != 0,
@@ -159,16 +161,15 @@ class ScoreMemory(_Ring):
         if not self.rows:
             nothing = self.position.new_empty(0, 0)
             return nothing.float(), nothing.bool(), nothing.bool()
-        scores, relevance, mask = self._candidates()
-        return scores.clone(), relevance.clone(), mask.clone()
-
-    def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows themselves, for who reads them before the next batch comes."""
-        return self._rows("scores"), self._rows("relevance"), self._rows("exists")
+        scores, relevance, mask = (view.clone() for view in self._views())
+        return scores, relevance, mask
 
 
 class EmbeddingMemory(_Ring):
     """Embeddings of the last ``size`` batches, detached, with their labels and item numbers.
+
+    :class:`RecallLoss`, :class:`AveragePrecisionLoss` and :class:`PairRankingLoss` have one; by itself it serves
+    losses of your own. Push a batch after its loss is computed.
 
     Args:
         size: How many batches to keep; 0 keeps nothing.
@@ -200,20 +201,16 @@ class EmbeddingMemory(_Ring):
             return
         items = torch.full_like(labels, -1, dtype=torch.int64) if items is None else items
         kept = embeddings.detach().to(compute_dtype(embeddings.dtype))
-        sound = ~kept.isnan().any(1)  # a row with a NaN would come back as a candidate for steps to come
-        self._push(kept.where(sound.unsqueeze(1), 0), labels.long(), items.long(), sound)
+        valid = ~kept.isnan().any(1)  # a row with a NaN would spoil the following steps too
+        self._push(kept.where(valid.unsqueeze(1), 0), labels.long(), items.long(), valid)
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Embeddings ``[rows, dim]``, labels, items and validity ``[rows]``; no rows before the first batch."""
         if not self.rows:
             nothing = self.position.new_empty(0)
             return nothing.float().reshape(0, 0), nothing, nothing, nothing.bool()
-        embeddings, labels, items, valid = (one.clone() for one in self._candidates())
+        embeddings, labels, items, valid = (view.clone() for view in self._views())
         return embeddings, labels, items, valid
-
-    def _candidates(self) -> tuple[Tensor, ...]:
-        """The rows themselves, for who reads them before the next batch comes."""
-        return tuple(self._rows(name) for name in self.fields)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         labels = state_dict.get(prefix + "labels")

@@ -29,28 +29,38 @@ class Pairs(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Queries and candidates of unit length with their labels, before any score is computed.
+    """Queries and candidates with their labels and ids, before any score is computed.
 
-    ``own`` and ``rows`` are numbers: a query and a candidate of the same number are one and the same, and the
-    candidate does not exist for that query. ``own`` None: all exist. ``valid``, ``[candidates]``: which candidates
-    exist for any query; None: all.
+    Attributes:
+        queries: ``[queries, dim]``, of unit length.
+        labels: ``[queries]``; relevant to a query are the candidates with its label.
+        query_ids: ``[queries]``. A candidate with the id of a query is the same item, and is left out of that
+            query's list; None: nothing is left out.
+        candidates: ``[candidates, dim]``, of unit length.
+        candidate_labels: ``[candidates]``.
+        candidate_ids: ``[candidates]``.
+        valid: bool ``[candidates]``; False = the candidate exists for no query. None: all exist.
     """
 
     queries: Tensor
     labels: Tensor
-    own: Tensor | None
+    query_ids: Tensor | None
     candidates: Tensor
     candidate_labels: Tensor
-    rows: Tensor
+    candidate_ids: Tensor
     valid: Tensor | None = None
 
     def relevance_and_mask(self) -> tuple[Tensor, Tensor | None]:
         """Which candidates are relevant to which query, and which exist: ``[queries, candidates]``."""
-        return engine.relevance_and_mask(self.labels, self.own, self.candidate_labels, self.rows, self.valid)
+        return engine.relevance_and_mask(
+            self.labels, self.query_ids, self.candidate_labels, self.candidate_ids, self.valid
+        )
 
     def counting_lists(self, rows: int) -> Tensor:
-        """How many queries have a relevant candidate; flags, where needed, are of ``rows`` queries at a time."""
-        return engine.counting_lists(self.labels, self.own, self.candidate_labels, self.rows, self.valid, rows)
+        """How many queries have a relevant candidate; ``rows`` queries at a time where flags must be computed."""
+        return engine.counting_lists(
+            self.labels, self.query_ids, self.candidate_labels, self.candidate_ids, self.valid, rows
+        )
 
     def pairs(self) -> Pairs:
         """The score lists, by one product of matrices."""
@@ -105,27 +115,28 @@ def check_batch(
     ref_labels: Tensor | None,
     query_index: Tensor | None,
     items: Tensor | None = None,
+    names: tuple[str, str] = ("ref_embeddings", "ref_labels"),
 ) -> None:
-    """Require embeddings, labels and references that belong together."""
+    """Require embeddings, labels and references that belong together; ``names`` are the references' arguments."""
     _check.floating("embeddings", embeddings, ndim=2)
     _check.per_row("labels", labels, "embeddings", embeddings)
+    name, labels_name = names
     if (ref_embeddings is None) != (ref_labels is None):
-        missing = "ref_labels" if ref_labels is None else "ref_embeddings"
-        raise ValueError(f"{missing}: expected ref_embeddings and ref_labels together, received None")
+        missing = labels_name if ref_labels is None else name
+        raise ValueError(f"{missing}: expected {name} and {labels_name} together, received None")
     if ref_embeddings is not None:
-        _check.floating("ref_embeddings", ref_embeddings, ndim=2)
+        _check.floating(name, ref_embeddings, ndim=2)
         if ref_embeddings.shape[1] != embeddings.shape[1]:
-            expected = f"rows of length {embeddings.shape[1]}, as embeddings have"
-            raise _check.fail("ref_embeddings", expected, ref_embeddings)
-        _check.same_device("ref_embeddings", ref_embeddings, "embeddings", embeddings)
-        _check.per_row("ref_labels", ref_labels, "ref_embeddings", ref_embeddings)
+            raise _check.fail(name, f"rows of length {embeddings.shape[1]}, as embeddings have", ref_embeddings)
+        _check.same_device(name, ref_embeddings, "embeddings", embeddings)
+        _check.per_row(labels_name, ref_labels, name, ref_embeddings)
     if query_index is not None:
         if ref_embeddings is None:
             raise _check.fail("query_index", "None without ref_embeddings (each item is its own row)", query_index)
         _check.per_row("query_index", query_index, "embeddings", embeddings)
     if items is not None:
         if ref_embeddings is not None:
-            raise _check.fail("items", "None with ref_embeddings (query_index says which row a query is)", items)
+            raise _check.fail("items", "None with ref_embeddings (query_index is for them)", items)
         _check.per_row("items", items, "embeddings", embeddings)
 
 
@@ -147,8 +158,8 @@ def retrieval_pairs(
 
     Returns:
         ``scores`` in float32 (float64 for float64 embeddings), ``relevance`` and ``mask``, all ``[B, R]``.
-        Without references each item is excluded from its own list; with them nothing is, unless
-        ``query_index`` says so.
+        Without references each item is excluded from its own list; with them only the rows of ``query_index``
+        are.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
@@ -157,10 +168,10 @@ def retrieval_pairs(
         (tensor([1.0000, 0.6000, 0.0000]), tensor([ True,  True, False]), tensor([False,  True,  True]))
     """
     check_batch(embeddings, labels, ref_embeddings, ref_labels, query_index)
-    return lookup(unit_length(embeddings), labels, ref_embeddings, ref_labels, query_index).pairs()
+    return lookup_of(unit_length(embeddings), labels, ref_embeddings, ref_labels, query_index).pairs()
 
 
-def lookup(
+def lookup_of(
     queries: Tensor,
     labels: Tensor,
     ref_embeddings: Tensor | None,
@@ -170,7 +181,7 @@ def lookup(
 ) -> Lookup:
     """Queries of unit length against the references, or against each other."""
     if ref_embeddings is None or ref_labels is None:
-        numbers = torch.arange(len(labels), device=labels.device) if items is None else items
-        return Lookup(queries, labels, numbers, queries, labels, numbers)
-    rows = torch.arange(len(ref_labels), device=labels.device)
-    return Lookup(queries, labels, query_index, unit_length(ref_embeddings), ref_labels, rows)
+        ids = torch.arange(len(labels), device=labels.device) if items is None else items
+        return Lookup(queries, labels, ids, queries, labels, ids)
+    ids = torch.arange(len(ref_labels), device=labels.device)
+    return Lookup(queries, labels, query_index, unit_length(ref_embeddings), ref_labels, ids)

@@ -37,7 +37,7 @@ def parameter_groups(
         proxy_lr: The rate of the loss's parameters.
 
     Returns:
-        A list of dicts with ``params``, ``lr`` and ``name``; the last one has ``weight_decay`` 0.
+        A list of dicts with ``params``, ``lr`` and ``name``; that of the loss has ``weight_decay`` 0 too.
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 16))
@@ -47,23 +47,20 @@ def parameter_groups(
         [('network', 3e-05), ('head', 3e-05), ('loss', 0.04)]
         >>> optimizer = torch.optim.AdamW(groups, weight_decay=1e-4)
     """
-    rates = {"network": _check.positive("lr", lr), "loss": _check.positive("proxy_lr", proxy_lr)}
+    lr, proxy_lr = _check.positive("lr", lr), _check.positive("proxy_lr", proxy_lr)
     if head_lr is not None and head is None:
         raise _check.fail("head_lr", "None without head", head_lr)
-    rates["head"] = rates["network"] if head_lr is None else _check.positive("head_lr", head_lr)
-    parts: dict[str, list[nn.Parameter]] = {"network": [], "head": [], "loss": []}
+    head_lr = lr if head_lr is None else _check.positive("head_lr", head_lr)
     of_network = {id(one) for one in network.parameters()}
     of_head = set() if head is None else {id(one) for one in head.parameters()}
     if not of_head <= of_network:
         raise _check.fail("head", "a part of the network", head)
-    for one in network.parameters():
-        parts["head" if id(one) in of_head else "network"].append(one)
-    parts["loss"] = [] if loss is None else [one for one in loss.parameters() if id(one) not in of_network]
-    groups: list[dict[str, Any]] = []
-    for name in ("network", "head", "loss"):
-        params = [one for one in parts[name] if one.requires_grad]
-        if params:
-            groups.append({"params": params, "lr": rates[name], "name": name})
-            if name == "loss":
-                groups[-1]["weight_decay"] = 0.0
-    return groups
+    of_loss = [] if loss is None else [one for one in loss.parameters() if id(one) not in of_network]
+    groups: list[dict[str, Any]] = [
+        {"name": "network", "lr": lr, "params": [one for one in network.parameters() if id(one) not in of_head]},
+        {"name": "head", "lr": head_lr, "params": [one for one in network.parameters() if id(one) in of_head]},
+        {"name": "loss", "lr": proxy_lr, "params": of_loss, "weight_decay": 0.0},
+    ]
+    for group in groups:
+        group["params"] = [one for one in group["params"] if one.requires_grad]
+    return [group for group in groups if group["params"]]

@@ -16,7 +16,7 @@ from rankgrad.engine.precision import compute_dtype
 from rankgrad.engine.slopes import value_and_slope
 from rankgrad.engine.spread import moments, spread_of
 from rankgrad.lists import Lists
-from rankgrad.reach import Reach, reach_of
+from rankgrad.reach import MarginValue, Reach, reach_of
 
 _LONGEST_CUDA_SORT = 2**31 - 1
 
@@ -50,7 +50,7 @@ def rank(
     the gradient of a piecewise linear interpolation of the loss (Rolinek et al. 2020, Algorithm 1).
 
     This is *not* linear in :math:`g`: scaling the loss by c is scaling ``lam`` by c. When you build a
-    loss of your own, use :func:`rank_loss`, which keeps ``lam`` apart from loss weights, gradient
+    loss of your own, use :func:`rank_loss`, whose ``lam`` does not depend on loss weights, gradient
     accumulation and GradScaler.
 
     Args:
@@ -61,8 +61,8 @@ def rank(
             permutation), ``"min"``, ``"max"`` or ``"average"``.
         normalize: Return rank / n instead. The gradient with respect to the scores is the same.
         dim: The dimension along which to rank.
-        mask: bool, broadcast to ``scores``; False = the item does not exist: it ranks last, tied with its
-            like, is not counted in n, and gets zero gradient.
+        mask: bool, broadcast to ``scores``; False = the item does not exist. Such items rank last, tied with each
+            other, are not counted in n, and get zero gradient.
 
     Returns:
         Ranks in the shape of ``scores``: float32 for up to 2^23 items, float64 beyond or for float64.
@@ -170,9 +170,9 @@ def rank_loss(
 ) -> Tensor:
     r"""A loss of your own from any differentiable function of the ranks.
 
-    Algorithm 1 is applied to the mean of ``fn``'s list losses at an upstream gradient of one; whatever
-    arrives from above then multiplies the result. Loss weights, gradient accumulation and GradScaler
-    therefore leave ``lam`` alone, which they do not when a loss is composed from :func:`rank`.
+    Algorithm 1 is applied to the mean of ``fn``'s list losses at an upstream gradient of one; the actual upstream
+    gradient then multiplies the result. Loss weights, gradient accumulation and GradScaler therefore do not change
+    ``lam``, which they do when a loss is composed from :func:`rank`.
 
     Args:
         fn: Takes the ranks ``[..., n]`` (floats, 1 is best), returns one loss per list, ``[...]``. It must
@@ -208,7 +208,7 @@ def rank_loss(
     mask = _check.mask(mask, scores)
     lists = Lists(scores, groups, num_groups, by_list=True)
 
-    def list_losses(ranks: Tensor) -> Tensor:
+    def flat_losses(ranks: Tensor) -> Tensor:
         losses = fn(lists.take(ranks))
         if not isinstance(losses, Tensor) or losses.shape != lists.shape:
             raise _check.fail("fn", f"to return one loss per list, shape {list(lists.shape)}", losses)
@@ -216,7 +216,7 @@ def rank_loss(
 
     reach = reach_of(lam, window, compute_dtype(scores.dtype))
     return loss_of_ranks(
-        list_losses, lists, lists.put(scores), lists.put_optional(mask), reach, ties, reduction, spread
+        flat_losses, lists, lists.put(scores), lists.put_optional(mask), reach, ties, reduction, spread
     )
 
 
@@ -230,10 +230,11 @@ def loss_of_ranks(
     reduction: str,
     spread: Tensor | None,
 ) -> Tensor:
-    """:func:`rank_loss` in the engine's layout: ``fn`` takes and ``scores`` are what ``lists.put`` returns.
+    """:func:`rank_loss` in the engine's layout.
 
-    ``spread`` is needed (and not taken from these scores) where others have some of them or the scores were
-    shifted.
+    ``scores``, ``mask`` and the ranks that ``fn`` takes are what ``lists.put`` returns; ``fn`` returns
+    ``[1, lists]``. ``spread`` must be given where it is not that of these scores: other processes have some, or
+    a margin has shifted them.
     """
     _check.one_of("ties", ties, _check.TIES)
     _check.one_of("reduction", reduction, _check.REDUCTIONS)
@@ -243,11 +244,11 @@ def loss_of_ranks(
     counts = items > 0
     counting = counts.sum(-1)
 
-    def list_losses(ranks: Tensor) -> Tensor:
+    def counted_losses(ranks: Tensor) -> Tensor:
         return fn(ranks).double().where(counts, 0)
 
     if ops.gradient_wanted(scores):
-        losses, slopes = value_and_slope(list_losses, before, counts.double() / counting.clamp(min=1))
+        losses, slopes = value_and_slope(counted_losses, before, counts.double() / counting.clamp(min=1))
         slopes = slopes.double() if mask is None else slopes.double().where(mask, 0)
         if reach.kind == "lam":
             divisor = reach.strength * items.clamp(min=1).double()
@@ -260,25 +261,24 @@ def loss_of_ranks(
         steps = (layout.per_item(divisor) * slopes).to(dtype)
         moved = scores.detach().to(dtype) + steps
         if mask is not None:
-            moved = moved.where(mask, 0)  # NaN may stand where no item is
+            moved = moved.where(mask, 0)  # a masked score may be NaN
         gradient = ranks_of(lists, moved.nan_to_num(0.0, torch.inf, -torch.inf), mask, ties) - before
         gradient = gradient if mask is None else gradient.where(mask, 0)
         bad = layout.per_item(layout.total(moved.isnan().long())) > 0  # fn has no slope there
         gradient = gradient.masked_fill(bad, torch.nan)
     else:
-        losses, gradient, divisor = list_losses(before), before[..., :0], items.double()
+        losses, gradient, divisor = counted_losses(before), before[..., :0], items.double()
     loss: Tensor = ops.reduce_lists(scores, losses, gradient, divisor, counting, lists.offsets, reduction)
     return loss.reshape(lists.shape if reduction == "none" else ())
 
 
-def lowered(scores: Tensor, shares: Tensor, margin: tuple[float, bool], spread: Tensor | None) -> Tensor:
-    """Scores less the margin times ``shares``; ``margin`` is from :func:`rankgrad.reach.margin_of`."""
-    alpha, is_share = margin
-    if alpha == 0:
+def lowered(scores: Tensor, shares: Tensor, margin: MarginValue, spread: Tensor | None) -> Tensor:
+    """Scores less the margin times ``shares``."""
+    if margin.number == 0:
         return scores
     dtype = compute_dtype(scores.dtype)
-    by = shares * alpha
-    if is_share:
+    by = shares * margin.number
+    if margin.is_share:
         assert spread is not None
         by = by * spread
     return scores.to(dtype) - by.to(dtype)

@@ -13,11 +13,12 @@ WINDOW_SHARE = 1.0
 #: The margin ``"auto"`` is this share of the spread.
 MARGIN_SHARE = 0.5
 
+#: What the losses take as a margin: a number, or ``"auto"``.
 Margin = float | str
 
 
 class Reach(NamedTuple):
-    """``lam``, ``window`` or ``share`` (of the spread), and its number."""
+    """Which kind of reach, ``"lam"``, ``"window"`` or ``"share"`` (of the spread), and its number."""
 
     kind: str
     strength: float
@@ -41,15 +42,22 @@ def reach_of(lam: Any, window: Any, dtype: torch.dtype | None = None) -> Reach:
     return Reach("window", number)
 
 
-def margin_of(margin: Any, dtype: torch.dtype | None = None) -> tuple[float, bool]:
-    """Check a margin: its number, and whether that is a share of the spread."""
+class MarginValue(NamedTuple):
+    """A number in units of the scores or, with ``is_share``, of their spread."""
+
+    number: float
+    is_share: bool
+
+
+def margin_of(margin: Any, dtype: torch.dtype | None = None) -> MarginValue:
+    """Check a margin; ``dtype`` as in :func:`reach_of`."""
     if isinstance(margin, str):
         _check.one_of("margin", margin, ("auto",))
-        return MARGIN_SHARE, True
+        return MarginValue(MARGIN_SHARE, True)
     number = _check.non_negative("margin", margin)
     if number > _largest(dtype):
         raise _check.fail("margin", f"a number up to {_largest(dtype):.1e}", margin)
-    return number, False
+    return MarginValue(number, False)
 
 
 def _largest(dtype: torch.dtype | None) -> float:

@@ -1,13 +1,14 @@
 """Which rows form a batch. A batch is a function of (seed, step): easy to resume and to split.
 
-The samplers are torch ``BatchSampler``: give one to a DataLoader as ``batch_sampler``. Its workers draw batches
-ahead: to resume there, count your own steps and say ``load_state_dict({"step": steps})``.
+The samplers are torch ``BatchSampler``: give one to a DataLoader as ``batch_sampler``. Workers of a DataLoader
+draw batches ahead of those you have seen, and ``state_dict`` counts what was drawn: to resume there, count your
+own steps and call ``load_state_dict({"step": steps})``.
 
 **Several processes.** One rule: a sampler plans whole batches, the same in every process, and gives each process
 its part of every batch, in a plain loop and under Lightning. Only accelerate divides batches itself, in
 ``Accelerator.prepare`` and in the Hugging Face trainers built on it. So where an ``Accelerator`` exists the
-sampler hands over whole batches: one for each process, or one divided among them with ``split_batches=True``.
-``shard=`` overrules this.
+sampler returns whole batches: one for each process, or one divided among them with ``split_batches=True``.
+``shard=`` overrides this.
 """
 
 from __future__ import annotations
@@ -37,10 +38,7 @@ def _accelerate_divides() -> bool:
 
 
 class Batches(BatchSampler):
-    """Epochs of batches, each epoch planned at once from (seed, epoch).
-
-    A DataLoader with workers draws batches ahead of those you have seen, and :meth:`state_dict` counts what was
-    drawn. So count your own steps, and resume by ``load_state_dict({"step": steps})``.
+    """Epochs of batches, each epoch planned at once from (seed, epoch). A subclass defines length and plan.
 
     Args:
         size: Rows of a batch, over all processes where the sampler divides it.
@@ -54,12 +52,12 @@ class Batches(BatchSampler):
     drop_last = True  # all batches are full
 
     def __new__(cls, *args: object, **kwargs: object) -> Batches:
-        """Refuse what Lightning attempts with a loader made outside of its hooks, and say what to do."""
+        """Reject the call that Lightning makes for a loader created outside of its hooks, with advice."""
         if args and isinstance(args[0], DistributedSampler):
             raise TypeError(
                 f"{cls.__name__}: expected labels first, received a {type(args[0]).__name__}. Under Lightning, "
-                "make the loader inside train_dataloader, or say Trainer(use_distributed_sampler=False): the "
-                "sampler divides its batches among the processes itself"
+                "make the loader inside train_dataloader, or pass use_distributed_sampler=False to the Trainer: "
+                "the sampler divides its batches among the processes itself"
             )
         return super().__new__(cls)
 
@@ -142,7 +140,10 @@ class Batches(BatchSampler):
 
 def _numbers(name: str, labels: Tensor | Sequence[int]) -> Tensor:
     """Labels as a tensor on the CPU; a list, such as the targets of torchvision's data sets, will do."""
-    numbers = torch.as_tensor(labels, device="cpu")
+    try:
+        numbers = torch.as_tensor(labels, device="cpu")
+    except (TypeError, ValueError):  # strings, or lists of different lengths
+        raise _check.fail(name, "[N] integers", labels) from None
     if numbers.ndim != 1 or numbers.is_floating_point():
         raise _check.fail(name, "[N] integers", labels)
     return numbers
@@ -158,7 +159,7 @@ class ClassSampler(Batches):
     """P classes x K images: every class as often as the others, every image of a class as often.
 
     A class with fewer than K images repeats some in a batch; the losses of this library leave a repeated image
-    out of its own list when told which image each row is (``items``).
+    out of its own list if they are given the image of each row (``items``).
 
     Args:
         labels: ``[N]`` integers.

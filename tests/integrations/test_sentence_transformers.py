@@ -298,5 +298,5 @@ def test_bad_input_is_named(model, reranker):
         ranking([["a"], [[]]], [torch.zeros(0)])
     with pytest.raises(ValueError, match=r"^model: expected a CrossEncoder with num_labels=1"):
         CrossEncoderRankingLoss(model)
-    with pytest.raises(ValueError, match=r"^distributed: expected RecallLoss\(distributed=True\)"):
+    with pytest.raises(ValueError, match=r"^distributed: expected False, and RecallLoss\(distributed=True\)"):
         RankingLoss(model, rankgrad.RecallLoss(), distributed=True)

@@ -110,7 +110,9 @@ def test_embeddings_that_are_no_numbers_stop_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "rankgrad.lab.retrieval.task.embed", lambda *args, **kwargs: torch.full((898, 8), torch.nan)
     )
-    with pytest.raises(UserError, match="embeddings: expected finite numbers, received others: the network"):
+    with pytest.raises(
+        UserError, match="embeddings: expected finite numbers, received NaN or infinity: the network"
+    ):
         run.run("digits", ["epochs=1", "evaluate_first=true", "device=cpu"], out=str(tmp_path / "a"))
 
 

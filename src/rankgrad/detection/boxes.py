@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankgrad.detection.region_loss import class_scores
 
-#: Of the GIoU loss beside a classifier's: mmdetection's Faster R-CNN has it too.
+#: Weight of the GIoU loss beside the classifier's loss, as in mmdetection's Faster R-CNN.
 BOX_WEIGHT = 10.0
 
 
@@ -84,7 +84,7 @@ def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | 
     from torchvision.ops import generalized_box_iou_loss
 
     front = labels > 0
-    # background has no object: a dummy box, masked below, because 0 * NaN would be NaN
+    # Background regions have no object. They get a GIoU of 1 and are masked below: 0 * NaN would be NaN.
     here = torch.where(front.unsqueeze(1), boxes, objects)
     each: Tensor = generalized_box_iou_loss(here, objects).where(front, 0)
     if weights is not None:

@@ -102,7 +102,7 @@ def calibrate(model: Model) -> Model:
     if not isinstance(layer, nn.Linear):
         raise _check.fail("model", "a box predictor with a linear cls_score", model)
     regions = loss.ranking.memory.candidates()
-    # Over thresholds the columns of 0.5: what a detection is, whatever the metric asks of its box.
+    # With thresholds the columns of IoU 0.5: a detection counts from there on.
     scores, relevance, mask = map(at_first, regions) if loss.thresholds else regions
     if not bool(mask.any()):
         raise _check.fail("model", "a memory with regions: train with memory > 0 first", model)
@@ -114,5 +114,5 @@ def calibrate(model: Model) -> Model:
         values[0] = 0
     layer.bias[1:] += offset
     remembered: Tensor = loss.ranking.memory.get_buffer("scores")
-    remembered.mul_(slope).add_(offset)  # of the new scale too
+    remembered.mul_(slope).add_(offset)  # to the scale of the calibrated scores
     return model

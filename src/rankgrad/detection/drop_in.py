@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from rankgrad import _check
+from rankgrad.detection import roi_heads
 from rankgrad.detection.exchange import Exchanged, exchanged, original
 from rankgrad.detection.region_loss import SCORES, RegionLoss
 from rankgrad.detection.rpn import RankingProposals
@@ -27,13 +28,13 @@ def use_ranking_loss(
     """Train a torchvision Faster R-CNN or Mask R-CNN for mAP: its region classifier gets a ranking loss.
 
     The model is changed in place: in training, ``loss_classifier`` is the given loss of the sampled regions' class
-    logits; RPN and box regression are untouched unless asked for, masks always. In ``model.eval()`` detections are
-    scored by ``scores``, with torchvision's own score threshold, NMS and number of detections. :func:`plain` takes
-    it back.
+    logits. The losses of the RPN and of the boxes change only with ``rpn`` and ``boxes``, that of masks never. In
+    ``model.eval()`` detections are scored by ``scores``, with torchvision's own score threshold, NMS and number of
+    detections. :func:`plain` undoes it.
 
     Nothing is added to the model's ``state_dict``: weights are exchanged freely with a plain model's. The
     memory is state of the training, in ``ranking_loss(model).state_dict()``; save that too if training goes on.
-    The loss is no submodule: ``model.to(...)`` leaves it alone, it follows the logits by itself. On a GPU
+    The loss is no submodule: ``model.to(...)`` does not move it, it moves to the device of the logits. On a GPU
     :class:`RegionLoss` is recorded and replayed (:func:`rankgrad.graphed`). Several GPUs train with
     DistributedDataParallel; the threads of nn.DataParallel would share one loss and its memory.
 
@@ -65,13 +66,11 @@ def use_ranking_loss(
     try:
         from torchvision.models.detection.roi_heads import RoIHeads
         from torchvision.models.detection.rpn import RegionProposalNetwork
-
-        from rankgrad.detection import roi_heads
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torchvision":
             raise
-        told = "torchvision is not installed: pip install torchvision"
-        raise ModuleNotFoundError(told, name="torchvision") from None
+        message = "torchvision is not installed: pip install torchvision"
+        raise ModuleNotFoundError(message, name="torchvision") from None
     heads = getattr(model, "roi_heads", None)
     if not isinstance(heads, RoIHeads):
         raise _check.fail("model", "a torchvision detector with roi_heads (Faster R-CNN, Mask R-CNN)", model)
@@ -86,7 +85,7 @@ def use_ranking_loss(
     scores = own if scores is None else _check.one_of("scores", scores, SCORES)
     plain(model)
     heads.__dict__[roi_heads.LOSS] = loss
-    # Others' losses may do what cannot be recorded.
+    # Another loss may do what cannot be recorded as a CUDA graph.
     heads.__dict__[roi_heads.REPLAYED] = graphed(loss) if type(loss) is RegionLoss else loss
     heads.__dict__[roi_heads.SCORES] = scores
     heads.__dict__[roi_heads.BOXES] = bool(boxes)
@@ -106,7 +105,7 @@ def ranking_loss(model: nn.Module) -> nn.Module:
         >>> ranking_loss(use_ranking_loss(model, memory=3)).ranking.memory.size
         3
     """
-    found = getattr(getattr(model, "roi_heads", None), "region_loss", None)
+    found = getattr(getattr(model, "roi_heads", None), roi_heads.LOSS, None)
     if not isinstance(found, nn.Module):
         raise _check.fail("model", "a model with a ranking loss (see use_ranking_loss)", model)
     return found
@@ -122,10 +121,7 @@ def plain(model: Model) -> Model:
         >>> type(plain(use_ranking_loss(model)).roi_heads).__name__
         'RoIHeads'
     """
-    from rankgrad.detection import roi_heads
-
-    parts = (getattr(model, name, None) for name in ("roi_heads", "rpn"))
-    for part in parts:
+    for part in (getattr(model, name, None) for name in ("roi_heads", "rpn")):
         if isinstance(part, Exchanged):
             part.__class__ = original(type(part))
             for name in (roi_heads.LOSS, roi_heads.REPLAYED, roi_heads.SCORES, roi_heads.BOXES):

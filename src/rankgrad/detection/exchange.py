@@ -1,4 +1,4 @@
-"""Give a part of a torchvision model methods of ours, and take them back: its class is exchanged, nothing else."""
+"""Replace the class of a torchvision submodule by a subclass with our methods, and restore it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Exchanged:
-    """Methods of ours, mixed into the class of a part: torchvision's, or a user's subclass of it."""
+    """Base of our methods, which are mixed into the class of a submodule: torchvision's, or a user's subclass."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """The class is made at run time: a pickle names the two it was made of."""
+        """A pickle names the two classes this one was made of at run time."""
         reduced: Any = super().__reduce_ex__(2)
         return _empty, _MADE_OF[type(self)], *reduced[2:]
 
@@ -18,7 +18,7 @@ _MADE_OF: dict[type, tuple[type, type]] = {}
 
 
 def exchanged(kind: type, ours: type) -> type:
-    """The class of a part with our methods."""
+    """The subclass of ``kind`` that has the methods of ``ours``; the same one in every call."""
     for made, parts in _MADE_OF.items():
         if parts == (kind, ours):
             return made
@@ -28,7 +28,7 @@ def exchanged(kind: type, ours: type) -> type:
 
 
 def original(kind: type) -> type:
-    """The class of a part before the exchange."""
+    """The class that :func:`exchanged` was given."""
     return _MADE_OF[kind][0]
 
 

@@ -19,13 +19,13 @@ from rankgrad.engine.precision import without_autocast
 from rankgrad.losses import ClassRankingLoss, spearman_loss
 from rankgrad.reach import Margin
 
-#: Beside False and True, how the lists of IoU thresholds may be averaged.
-LISTS = ("weighed",)
+#: What ``thresholds`` may be beside False and True: how the lists of IoU thresholds are averaged.
+AVERAGES = ("weighed",)
 
-#: How far the order among foreground regions looks, in log-odds.
+#: The window of the loss that orders foreground regions, in log-odds.
 ORDER_WINDOW = 1.0
 
-_NOWHERE = -100  # the label of a region that does not exist: torch's own
+_IGNORED = -100  # the label that torch's cross entropy ignores: of regions that do not exist
 
 #: How class logits become one number per class, see :func:`class_log_odds`.
 SCORES = ("odds", "softmax", "logits")
@@ -36,13 +36,13 @@ def class_log_odds(class_logits: Tensor, scores: str) -> Tensor:
 
     With :math:`z_0` the logit of the background:
 
-    * ``"odds"``: :math:`z_c - z_0`, the class against the background, whatever the other classes say;
+    * ``"odds"``: :math:`z_c - z_0`, the class against the background, whatever the logits of the other classes;
     * ``"softmax"``: :math:`z_c - \log \sum_{k \ne c} e^{z_k}`, so that the score is the softmax probability;
     * ``"logits"``: :math:`z_c`, for a head whose background column was never trained.
 
     Args:
         class_logits: ``[regions, 1 + classes]``, background first.
-        scores: Which.
+        scores: ``"odds"``, ``"softmax"`` or ``"logits"``.
 
     Returns:
         ``[regions, classes]``.
@@ -161,7 +161,7 @@ class RegionLoss(nn.Module):
         self.ranking_weight = _check.positive("ranking_weight", ranking_weight)
         self.cross_entropy = _check.non_negative("cross_entropy", cross_entropy)
         self.thresholds = (
-            thresholds if isinstance(thresholds, bool) else _check.one_of("thresholds", thresholds, LISTS)
+            thresholds if isinstance(thresholds, bool) else _check.one_of("thresholds", thresholds, AVERAGES)
         )
         self.order_weight = _check.non_negative("order_weight", order_weight)
         options: dict[str, Any] = {
@@ -253,7 +253,7 @@ class RegionLoss(nn.Module):
 
 
 def padded(class_logits: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels and a mask of so many rows."""
+    """Logits and labels, filled up to ``rows`` regions, and the mask of those that exist."""
     more = rows - len(class_logits)
     mask = torch.arange(rows, device=class_logits.device) < len(class_logits)
     return (
@@ -267,5 +267,5 @@ def _cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tenso
     """Mean over the regions that exist; 0 of none (torch's own gives NaN)."""
     if mask is None:
         return F.cross_entropy(logits, labels) if len(logits) else logits.sum()
-    there = labels.masked_fill(~mask, _NOWHERE)
+    there = labels.masked_fill(~mask, _IGNORED)
     return F.cross_entropy(logits, there, reduction="sum") / mask.sum().clamp(min=1)

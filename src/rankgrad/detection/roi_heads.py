@@ -58,12 +58,12 @@ class RankingHeads(Exchanged):
         """As in torchvision, with our loss under ``loss_classifier`` and, if wanted, under ``loss_box_reg``."""
         seen: list[Any] = []
 
-        def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        def keep(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
             output = in_float32(module, inputs, output)
             seen.append(output)
             return output
 
-        hook = self.box_predictor.register_forward_hook(look)
+        hook = self.box_predictor.register_forward_hook(keep)
         try:
             result, losses = super().forward(*args, **kwargs)  # type: ignore[misc]
             if self.training:
@@ -86,8 +86,8 @@ class RankingHeads(Exchanged):
         inputs: tuple[Tensor, ...] = (class_logits, together)
         loss: nn.Module = self.__dict__[LOSS]
         replayed: nn.Module = self.__dict__[REPLAYED]
-        # torchvision gives losses in training mode alone: without a gradient this is validation, kept out of
-        # memory.
+        # torchvision computes losses in training mode only. Without gradients this is validation, whose regions
+        # must not enter the memory.
         if loss.training != torch.is_grad_enabled():
             loss.train(torch.is_grad_enabled())
         if type(loss) is RegionLoss:

@@ -20,9 +20,10 @@ class RankingProposals(Exchanged):
         return objectness_loss(objectness.reshape(len(labels), -1), torch.stack(labels)), boxes
 
     def filter_proposals(self, proposals: Tensor, objectness: Tensor, *rest: Any) -> Any:
-        """As in torchvision, with the best anchor of each image at 0.
+        """As in torchvision, after shifting the best anchor of each image to 0.
 
-        Ranking gives scores no origin, and torchvision compares their sigmoids, which are 1 for all from 17 on.
+        Ranking leaves the level of the scores open, and torchvision compares their sigmoids, which are all 1 in
+        float32 from 17 on.
         """
         rows = objectness.reshape(len(proposals), -1)
         return super().filter_proposals(proposals, rows - rows.amax(1, keepdim=True), *rest)  # type: ignore[misc]

@@ -154,8 +154,8 @@ def _of_each(value: float | Tensor, calls: int, per_call: int, dtype: Any) -> An
 class _Together:
     """One long list, all threads at work on it: the steps of the kernel ``one_list``, each in chunks.
 
-    The order of the steps stands in ``one_list`` alone. For many lists it is compiled and calls the steps of one
-    thread; here the same code runs as Python and calls these.
+    The order of the steps is written in ``one_list`` alone. For many lists it is compiled and calls the steps of
+    one thread; here the same code runs as Python and calls these.
     """
 
     def __init__(self, kernels: Any, out: Any, chunks: int) -> None:
@@ -207,7 +207,7 @@ class _Together:
     def place_all(self, row: Any, words: Any, spare: Any, out: Any, moved: tuple[Any, ...]) -> tuple[Any, bool]:
         kernels, p, chunks = self.kernels, len(words), self.chunks
         if self._others is not None:
-            # By a window the counts of before, which stand in the spare room, are still needed.
+            # By a window the earlier counts, which are kept in the spare room, are still needed.
             above = np.empty(p, out.dtype) if moved[0] == kernels.SUMS else spare.view(out.dtype)[:p]
             _each(chunks, lambda chunk: kernels.merge(words, self._others, out, moved, above, chunk, chunks))
             return above, self._bad

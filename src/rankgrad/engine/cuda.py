@@ -116,7 +116,7 @@ def reduce(losses: Tensor, lists: Tensor, mean: bool, out: Tensor) -> None:
 
 
 def scale(answer: Answer, upstream: Tensor | None, reduction: str, out: Tensor) -> None:
-    """The gradient at what arrives (None: ones) into ``out``, in one launch; it may be the answer's memory."""
+    """The gradient times ``upstream`` (None: ones) into ``out``, in one launch; it may be the answer's memory."""
     losses, divisor, lists = answer.losses.contiguous(), answer.divisor.contiguous(), answer.lists.contiguous()
     gradient = answer.gradient.contiguous()
     arriving = divisor if upstream is None else upstream.contiguous()
@@ -158,6 +158,7 @@ def moments(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         )  # fmt: skip
         launch(
             _kernels()[0].merge_moments, (calls, 1), parts, out, spread, parts_a_call, bits(LEAST_SHARE),
-            bits(torch.finfo(torch.float32).tiny), bits(EQUAL), BLOCK=_MOMENTS_PROGRAMS,
+            bits(torch.finfo(torch.float32).tiny), bits(EQUAL),
+            BLOCK=_MOMENTS_PROGRAMS,
         )  # fmt: skip
     return out, spread

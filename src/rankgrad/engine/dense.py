@@ -26,7 +26,7 @@ def _plan(*key: Any) -> Plan:
     return Plan()
 
 
-class _Evaluation(Evaluation):
+class _DenseEvaluation(Evaluation):
     """One evaluation over dense lists, ``[calls, lists, n]``."""
 
     def __init__(self, request: Request) -> None:
@@ -52,16 +52,15 @@ class _Evaluation(Evaluation):
         self.nan = torch.zeros(given.rows, dtype=torch.int32, device=given.device)
         launch(
             kernels.shift, self.grid, given.scores, given.relevance, given.mask, given.spread, values,
-            self.by_index,
-            ones, self.nan, n, words, apart, given.per_call, given.half_bits, MARGIN_SHARE=given.margin_share,
-            **self.sizes,
+            self.by_index, ones, self.nan, n, words, apart, given.per_call, given.half_bits,
+            MARGIN_SHARE=given.margin_share, **self.sizes,
         )  # fmt: skip
         self.totals_by_index = ones.cumsum(-1, dtype=torch.int32)
         self.counts, self.items = self.new(2, given.rows, dtype=torch.int64).unbind(0)
         launch(
             kernels.count_lists, (given.calls, 1), self.totals_by_index, given.spread, self.counts, self.items,
-            given.lists, given.divisor, n, words, apart, given.per_call, given.reach_bits, REACH=given.reach,
-            GIVEN=given.given, MASKED=given.masked, BLOCK=128,
+            given.lists, given.divisor, n, words, apart, given.per_call, given.reach_bits,
+            REACH=given.reach, GIVEN=given.lists_given, MASKED=given.masked, BLOCK=128,
         )  # fmt: skip
         self.values, self.order = torch.sort(values, dim=-1, descending=True, stable=True)
         self.room = values.view(torch.int32)  # free again
@@ -78,10 +77,9 @@ class _Evaluation(Evaluation):
         self.launch(
             self.kernels.move, self.grid, self.values, self.order, self.bits, self.totals, self.by_index,
             self.totals_by_index, self.counts, self.items, given.lists, given.spread, self.nan, given.tables,
-            self.old,
-            self.room, partial, self.tops, given.n, given.slots, self.words, self.apart, given.per_call,
-            given.n_tables,
-            given.reach_bits, FORM=given.form, REACH=given.reach, WRITE=write, **self.sizes, warps=8,
+            self.old, self.room, partial, self.tops, given.n, given.slots, self.words, self.apart, given.per_call,
+            given.n_tables, given.reach_bits,
+            FORM=given.form, REACH=given.reach, WRITE=write, **self.sizes, warps=8,
         )  # fmt: skip
         torch.sum(partial, -1, out=given.losses)
 
@@ -95,17 +93,18 @@ class _Evaluation(Evaluation):
         ranks = self.new(given.rows, slots, dtype=torch.int32)
         launch(
             kernels.place_moved, self.slot_grid, moved, moved_order, self.values, self.bits, self.totals,
-            self.counts,
-            ranks, n, slots, words, apart, **self.sizes,
+            self.counts, ranks, n, slots, words, apart,
+            **self.sizes,
         )  # fmt: skip
         launch(
             kernels.place_others, self.grid, self.values, self.order, self.bits, moved, self.counts, self.room,
-            given.changes, n, slots, words, apart, **self.sizes,
+            given.changes, n, slots, words, apart,
+            **self.sizes,
         )  # fmt: skip
         launch(
             kernels.finish, self.grid, self.by_index, self.totals_by_index, self.old, ranks, given.changes, n,
-            slots,
-            words, BLOCK=_BLOCK,
+            slots, words,
+            BLOCK=_BLOCK,
         )  # fmt: skip
 
     def by_window(self) -> None:
@@ -121,15 +120,14 @@ class _Evaluation(Evaluation):
         self.launch(
             self.kernels.reach_up, self.grid, self.values, self.order, self.bits, self.totals, self.counts,
             given.spread, given.tables, sums, self.room.view(torch.float32), unit, given.changes, given.n,
-            given.slots,
-            self.words, self.apart, given.per_call, given.n_tables, given.reach_bits, FORM=given.form,
-            REACH=given.reach, **self.sizes, warps=8,
+            given.slots, self.words, self.apart, given.per_call, given.n_tables, given.reach_bits,
+            FORM=given.form, REACH=given.reach, **self.sizes, warps=8,
         )  # fmt: skip
 
 
 def evaluate(request: Request) -> Answer:
     """Loss of every list and its gradient; see :class:`rankgrad.engine.request.Answer`."""
-    run = _Evaluation(request)
+    run = _DenseEvaluation(request)
     run.sort()
     run.move()
     return run.answer()

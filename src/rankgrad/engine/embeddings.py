@@ -1,5 +1,4 @@
-"""What embeddings need on their way to score lists, in few launches on a GPU: unit length, relevance and mask, and
-how many lists count.
+"""From embeddings to score lists in few launches on a GPU: unit length, relevance, mask, how many lists count.
 
 Called in plain eager mode and inside ops; see :func:`rankgrad.engine.registration.is_plain_call`.
 """
@@ -97,80 +96,87 @@ def launch_normalize_backward(grad: Tensor, unit: Tensor, length: Tensor, least:
     return out
 
 
-def _labels_by_kernels(labels: Tensor, own: Tensor | None, candidate_labels: Tensor, numbers: Tensor) -> bool:
-    alike = labels.dtype == candidate_labels.dtype and (own is None or own.dtype == numbers.dtype)
+def _labels_by_kernels(
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor
+) -> bool:
+    alike = labels.dtype == candidate_labels.dtype and (ids is None or ids.dtype == candidate_ids.dtype)
     some = len(labels) * len(candidate_labels)
     return bool(labels.is_cuda and alike and some and is_plain_call(labels) and has_triton())
 
 
 def relevance_and_mask(
-    labels: Tensor, own: Tensor | None, candidate_labels: Tensor, numbers: Tensor, valid: Tensor | None
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Which candidates are relevant to which query, and which exist, ``[queries, candidates]``; None: all.
 
-    Relevant are candidates with a query's label. Those with its own number do not exist for it, nor do those that
-    are not valid.
+    Relevant are candidates with a query's label. A candidate with the query's id does not exist for it, nor does
+    one that is not valid.
     """
-    if _labels_by_kernels(labels, own, candidate_labels, numbers):
-        return launch_flags(labels, own, candidate_labels, numbers, valid)
-    mask = None if own is None else own.unsqueeze(1) != numbers
+    if _labels_by_kernels(labels, ids, candidate_labels, candidate_ids):
+        return launch_flags(labels, ids, candidate_labels, candidate_ids, valid)
+    mask = None if ids is None else ids.unsqueeze(1) != candidate_ids
     if valid is not None:
         mask = valid.expand(len(labels), -1) if mask is None else mask & valid
     return labels.unsqueeze(1) == candidate_labels, mask
 
 
 def launch_flags(
-    labels: Tensor, own: Tensor | None, candidate_labels: Tensor, numbers: Tensor, valid: Tensor | None
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`relevance_and_mask` in one launch."""
     queries, candidates = len(labels), len(candidate_labels)
     relevance = torch.empty(queries, candidates, dtype=torch.bool, device=labels.device)
-    mask = None if own is None and valid is None else torch.empty_like(relevance)
-    given = _label_arguments(labels, own, candidate_labels, numbers, valid)
+    mask = None if ids is None and valid is None else torch.empty_like(relevance)
+    given = _label_arguments(labels, ids, candidate_labels, candidate_ids, valid)
     written = as_numbers(relevance), as_numbers(relevance if mask is None else mask)
     rows, block = 8, min(512, _width(candidates))
     grid = -(-queries // rows), min(-(-candidates // block), _MOST_BLOCKS)
     with on_its_device(labels):
         Launcher(_plan("flags", labels.device, queries, candidates, *kinds(*given)), labels.device)(
             _kernels().flag_pairs, grid, *given, *written, queries, candidates,
-            OWN=own is not None, VALID=valid is not None, ROWS=rows, BLOCK=block,
+            OWN=ids is not None, VALID=valid is not None, ROWS=rows, BLOCK=block,
         )  # fmt: skip
     return relevance, mask
 
 
 def counting_lists(
-    labels: Tensor, own: Tensor | None, candidate_labels: Tensor, numbers: Tensor, valid: Tensor | None, rows: int
+    labels: Tensor,
+    ids: Tensor | None,
+    candidate_labels: Tensor,
+    candidate_ids: Tensor,
+    valid: Tensor | None,
+    rows: int,
 ) -> Tensor:
     """How many queries have a relevant candidate, a scalar; flags, if needed, of ``rows`` queries at a time."""
-    if _labels_by_kernels(labels, own, candidate_labels, numbers):
-        return launch_count_lists(labels, own, candidate_labels, numbers, valid)
+    if _labels_by_kernels(labels, ids, candidate_labels, candidate_ids):
+        return launch_count_lists(labels, ids, candidate_labels, candidate_ids, valid)
     lists = torch.zeros((), dtype=torch.int64, device=labels.device)
     for start in range(0, len(labels), rows):
         part = slice(start, start + rows)
-        its = None if own is None else own[part]
-        relevance, mask = relevance_and_mask(labels[part], its, candidate_labels, numbers, valid)
+        its = None if ids is None else ids[part]
+        relevance, mask = relevance_and_mask(labels[part], its, candidate_labels, candidate_ids, valid)
         lists = lists + (relevance if mask is None else relevance & mask).any(-1).sum()
     return lists
 
 
 def launch_count_lists(
-    labels: Tensor, own: Tensor | None, candidate_labels: Tensor, numbers: Tensor, valid: Tensor | None
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
 ) -> Tensor:
     """:func:`counting_lists` in one launch, without flags."""
     queries, candidates = len(labels), len(candidate_labels)
     lists = torch.zeros((), dtype=torch.int64, device=labels.device)
-    given = _label_arguments(labels, own, candidate_labels, numbers, valid)
+    given = _label_arguments(labels, ids, candidate_labels, candidate_ids, valid)
     with on_its_device(labels):
         Launcher(_plan("lists", labels.device, queries, candidates, *kinds(*given)), labels.device)(
             _kernels().count_lists, (-(-queries // 8), 1), *given, lists, queries, candidates,
-            OWN=own is not None, VALID=valid is not None, ROWS=8, BLOCK=min(512, _width(candidates)),
+            OWN=ids is not None, VALID=valid is not None, ROWS=8, BLOCK=min(512, _width(candidates)),
         )  # fmt: skip
     return lists
 
 
 def _label_arguments(
-    labels: Tensor, own: Tensor | None, candidate_labels: Tensor, numbers: Tensor, valid: Tensor | None
+    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
 ) -> list[Tensor]:
     """For the kernels; pointers that are not used point to some other tensor."""
-    read = (labels, labels if own is None else own, candidate_labels, numbers, labels if valid is None else valid)
-    return [as_numbers(one) for one in read]
+    read = (labels, ids, candidate_labels, candidate_ids, valid)
+    return [as_numbers(labels if one is None else one) for one in read]

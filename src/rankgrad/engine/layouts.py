@@ -12,8 +12,10 @@ from rankgrad.engine.request import Request
 
 
 class Layout(ABC):
-    """Sums, orders and ranks within lists. *Per item* is the shape of the scores, *per list* ``[calls,
-    lists]``."""
+    """Sums, orders and ranks within lists.
+
+    *Per item* is the shape of the scores, *per list* ``[calls, lists]``.
+    """
 
     @abstractmethod
     def total(self, values: Tensor) -> Tensor:
@@ -29,12 +31,11 @@ class Layout(ABC):
 
     @abstractmethod
     def cumulated(self, values: Tensor) -> Tensor:
-        """Sums of everything up to and with an item, within its list."""
+        """Sums of everything up to and including an item, within its list."""
 
     @abstractmethod
     def sorted_by(self, keys: list[Tensor]) -> Tensor:
-        """An order of the items within lists: by the last key, among equals by the one before it, then by
-        index."""
+        """The order of items within lists: by the last key, then by the one before it, then by index."""
 
     @abstractmethod
     def places(self, order: Tensor) -> Tensor:
@@ -50,12 +51,12 @@ class Layout(ABC):
         return torch.empty_like(order).scatter_(-1, order, self.places(order))
 
     def ranks_among(self, chosen: Tensor, order: Tensor) -> Tensor:
-        """How many chosen items stand up to and with every item."""
+        """How many chosen items there are up to and including every item of an order."""
         found = self.cumulated(chosen.gather(-1, order).long())
         return torch.empty_like(order).scatter_(-1, order, found)
 
     def sums_above(self, values: Tensor, order: Tensor) -> Tensor:
-        """The sum of what stands before every item."""
+        """The sum of the values of all items before every item of an order."""
         ordered = values.gather(-1, order)
         return torch.empty_like(values).scatter_(-1, order, self.cumulated(ordered) - ordered)
 

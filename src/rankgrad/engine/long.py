@@ -1,5 +1,7 @@
-"""Few, long lists on the GPU: their workspace, and the order of the kernels in ``_kernels``' ``long_lists``,
-``sorting`` and ``long_terms``."""
+"""Few, long lists on the GPU: their workspace, and the order of the launches.
+
+The kernels are in ``long_lists``, ``sorting`` and ``long_terms`` of ``_kernels``.
+"""
 
 import functools
 import itertools
@@ -68,7 +70,7 @@ def _plan(device: torch.device, calls: int, per_call: int, n: int, slots: int, *
     return _Plan(device, calls * per_call, n, slots)
 
 
-class _Evaluation(Evaluation):
+class _LongEvaluation(Evaluation):
     """One evaluation over few long lists, ``[calls, lists, n]``."""
 
     def __init__(self, request: Request, gradient: Tensor | None = None) -> None:
@@ -89,7 +91,7 @@ class _Evaluation(Evaluation):
         self.launch(
             self.lists.count_lists, (given.calls, 1), self.state, given.lists, given.divisor, given.spread, plan.n,
             given.per_call, given.reach_bits,
-            MASKED=given.masked, REACH=given.reach, GIVEN=given.given, BLOCK=128,
+            MASKED=given.masked, REACH=given.reach, GIVEN=given.lists_given, BLOCK=128,
         )  # fmt: skip
 
     def sort(self, *, again: bool) -> None:
@@ -110,9 +112,8 @@ class _Evaluation(Evaluation):
                 rounds, run = rounds + 1, run * int(self.sorting.WAYS.value)
             for step in range(rounds + 1):
                 self.launch(
-                    self.sorting.sort_step, (plan.rows, at_once), *words, step, BLOCK=_SORT_BLOCK,
-                    PIECE=_MERGE_PIECE,
-                    warps=8,
+                    self.sorting.sort_step, (plan.rows, at_once), *words, step,
+                    BLOCK=_SORT_BLOCK, PIECE=_MERGE_PIECE, warps=8,
                 )  # fmt: skip
 
     def _merge(self, words: tuple[Any, ...], *, most: int, again: bool) -> None:
@@ -122,8 +123,8 @@ class _Evaluation(Evaluation):
         sorters = max(1, at_once // self.plan.rows)
         try:
             self.launch(
-                self.sorting.sort_by_merging, (self.plan.rows, sorters), *words, MOST=most, SECOND=int(again),
-                BLOCK=_SORT_BLOCK, PIECE=_MERGE_PIECE, warps=8, together=sorters > 1,
+                self.sorting.sort_by_merging, (self.plan.rows, sorters), *words,
+                MOST=most, SECOND=int(again), BLOCK=_SORT_BLOCK, PIECE=_MERGE_PIECE, warps=8, together=sorters > 1,
             )  # fmt: skip
         except RuntimeError as error:  # a device with room for fewer than the one this was measured on
             if "cooperative" not in str(error) or sorters == 1:
@@ -133,22 +134,18 @@ class _Evaluation(Evaluation):
             self._merge(words, most=most, again=again)
 
     def place(self, *, again: bool) -> None:
-        """Stream the list against the sorted words; the places, or what comes of two of them, stand in the
-        gradient."""
+        """Stream the list against the sorted words; the places, or what follows from two, go into the gradient."""
         given, plan = self.given, self.plan
         grid = (plan.rows, plan.streams)
         self.launch(
             self.lists.make_table, grid, plan.words, plan.levels, plan.halves, plan.geometry, plan.counts,
-            self.state,
-            given.spread, plan.slots, plan.cells, plan.room, given.per_call, given.reach_bits,
+            self.state, given.spread, plan.slots, plan.cells, plan.room, given.per_call, given.reach_bits,
             REACH=given.reach, AGAIN=again, BLOCK=512,
         )  # fmt: skip
         self.launch(
             self.lists.stream, grid, given.scores, given.relevance, given.mask, plan.levels, plan.table,
-            plan.geometry,
-            plan.counts, self.state, given.spread, plan.loose, plan.unit, given.changes, plan.n, plan.slots,
-            plan.cells,
-            plan.room, given.per_call, given.half_bits,
+            plan.geometry, plan.counts, self.state, given.spread, plan.loose, plan.unit, given.changes, plan.n,
+            plan.slots, plan.cells, plan.room, given.per_call, given.half_bits,
             MASKED=given.masked, MARGIN_SHARE=given.margin_share, WRITE=given.with_gradient, AGAIN=again,
             WINDOW=given.by_window, BLOCK=_STREAM_BLOCK, warps=_STREAM_WARPS,
         )  # fmt: skip
@@ -163,8 +160,7 @@ class _Evaluation(Evaluation):
         given, plan = self.given, self.plan
         self.launch(
             self.slotwise.terms, (plan.rows, _CHUNKS), plan.words, plan.loose, plan.totals, plan.chunk_sums,
-            self.state,
-            given.tables, given.lists, given.spread, plan.partial, plan.tops, given.changes,
+            self.state, given.tables, given.lists, given.spread, plan.partial, plan.tops, given.changes,
             self.state if above is None else above, plan.n, plan.slots, given.n_tables, given.per_call,
             given.reach_bits,
             FORM=form, MOVE=given.with_gradient, REACH=given.reach, MASKED=given.masked, CHUNKS=_CHUNKS,
@@ -204,14 +200,14 @@ class _Evaluation(Evaluation):
         self.launch(
             self.slotwise.settle, (plan.rows, _CHUNKS), plan.words, plan.totals, plan.chunk_sums, self.state,
             given.tables, given.changes, plan.n, plan.slots, given.n_tables,
-            FORM=given.form if given.by_window else 0, WINDOW=given.by_window, CHUNKS=_CHUNKS,
-            BLOCK=_TERMS_BLOCK, warps=8,
+            FORM=given.form if given.by_window else 0, WINDOW=given.by_window, CHUNKS=_CHUNKS, BLOCK=_TERMS_BLOCK,
+            warps=8,
         )  # fmt: skip
 
 
 def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     """Where the relevant items stand; see :func:`rankgrad.engine.reference.standings`."""
-    run = _Evaluation(request._replace(with_gradient=False, max_relevant=None))
+    run = _LongEvaluation(request._replace(with_gradient=False, max_relevant=None))
     above = torch.zeros(request.scores.shape, dtype=torch.int64, device=request.scores.device)
     run.gather()
     run.sort(again=False)
@@ -225,7 +221,7 @@ def standings(request: Request) -> tuple[Tensor, Tensor, Tensor]:
 
 def _at_once(request: Request, gradient: Tensor | None = None) -> Answer:
     """:func:`evaluate` with room for all lists; ``gradient`` is where theirs goes."""
-    run = _Evaluation(request, gradient)
+    run = _LongEvaluation(request, gradient)
     run.gather()
     run.sort(again=False)
     run.place(again=False)

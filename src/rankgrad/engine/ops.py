@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankgrad import _check
 from rankgrad.engine import cuda, zero_gradients
 from rankgrad.engine.dispatch import engine_for, has_triton
 from rankgrad.engine.layouts import Ragged, Rows, layout_of
@@ -49,7 +50,7 @@ def _ready(request: Request, *, marked: bool) -> tuple[ModuleType, Request, Tens
             poison = (layout_of(request).total(odd.long()) > 0).double()
             poison = poison.masked_fill_(poison > 0, torch.nan)
         elif bool(odd.any()):
-            raise ValueError("relevance: expected only 0 and 1 (or bool), received other values")
+            raise _check.fail("relevance", "only 0 and 1 (or bool)", relevance[odd][0].item())
         request = request._replace(relevance=relevant)
     if checked and request.max_relevant is not None and relevance.numel():
         found = request.relevance if mask is None else request.relevance & mask
@@ -72,7 +73,7 @@ def evaluate(request: Request) -> Answer:
     if waits_for_checks(request.scores, request.check_finite):
         check_nan(answer.losses, request.tables)
     if request.with_gradient and request.scores.device.type == "cpu":
-        zero_gradients.look(asked, answer)
+        zero_gradients.warn_if_zero(asked, answer)
     return answer
 
 
@@ -159,10 +160,11 @@ def reduce_lists(
     offsets: Tensor | None,
     reduction: str,
 ) -> Tensor:
-    """Reduce list losses; backward, send every score its part of the gradient times what arrives.
+    """Reduce list losses; backward multiplies the gradient of every score by the upstream gradient.
 
-    The gradient is Algorithm 1's for the mean at an upstream gradient of one, times whatever arrives: linear, so
-    loss scales and weights leave lambda alone. See :class:`rankgrad.engine.request.Answer`.
+    That gradient is Algorithm 1's for the mean at an upstream gradient of one. So the loss is linear in the
+    upstream gradient, and loss scales and weights do not change lambda. See
+    :class:`rankgrad.engine.request.Answer`.
     """
     out = losses.new_empty(losses.shape if reduction == "none" else lists.shape, dtype=compute_dtype(scores.dtype))
     return reduce_into(losses, lists, reduction, out)
@@ -194,7 +196,7 @@ def reduce_lists_backward(
 def scale(
     answer: Answer, upstream: Tensor | None, reduction: str, out: Tensor, offsets: Tensor | None = None
 ) -> None:
-    """The gradient at what arrives, into ``out``, which may be the memory of the answer's gradient.
+    """The gradient times the upstream one, into ``out``, which may be the memory of the answer's gradient.
 
     Args:
         upstream: ``[calls]``, or ``[calls, lists]`` for the reduction ``"none"``; None: ones.
@@ -209,7 +211,7 @@ def scale(
         factor = factor * (lists if reduction == "sum" else lists.unsqueeze(-1))
     if reduction != "none":
         factor = factor.unsqueeze(-1)
-    # Tiny scores have tiny divisors: the factor ends at the largest number, unless what arrives is infinite.
+    # Tiny scores have tiny divisors: the factor ends at the largest number, unless upstream is infinite.
     most = torch.finfo(compute_dtype(out.dtype)).max
     scaled = factor / divisor
     scaled = torch.where(factor.isinf(), scaled, scaled.clamp(-most, most))
@@ -316,7 +318,7 @@ def list_loss(scores: Tensor, request: Request, reduction: str, shape: tuple[int
 def gradient_wanted(scores: Tensor) -> bool:
     """Whether a gradient of these scores may be needed.
 
-    Inside a transform of torch.func ``requires_grad`` says False whatever the caller will do.
+    Inside a transform of torch.func ``requires_grad`` is False even where the caller will take a gradient.
     """
     if not torch.is_grad_enabled():
         return False

@@ -1,4 +1,4 @@
-"""In which dtype what is computed, and what counts as equal."""
+"""Dtypes of scores, counts and ranks in computation, and when scores count as equal."""
 
 import contextlib
 from typing import Any

@@ -10,6 +10,8 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
+from rankgrad import _check
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -96,10 +98,9 @@ def vmap_over_calls(op: Callable[..., Any], whole: Sequence[int] = ()) -> Callab
 
 
 def is_plain_call(tensor: Tensor) -> bool:
-    """True in plain eager mode: no torch.compile, no transform of torch.func, no dispatch mode, no subclass
-    of Tensor.
+    """True in plain eager mode: no torch.compile, no torch.func, no dispatch mode, no subclass of Tensor.
 
-    Then it need not pass through torch's dispatcher, which costs more than the launches of a small loss.
+    Then a call need not pass through torch's dispatcher, which costs more than the launches of a small loss.
     """
     return (
         not torch.compiler.is_compiling()
@@ -114,15 +115,11 @@ def waits_for_checks(scores: Tensor, check_finite: bool) -> bool:
     return check_finite or scores.device.type == "cpu"
 
 
-class NotANumberError(ValueError):
-    """Some scores are NaN."""
-
-
 def check_nan(per_list: Tensor, tables: Tensor | None = None) -> None:
-    """The engines mark lists whose scores have a NaN among existing items. Or a given W is NaN at a count."""
+    """Raise where an engine has marked a list by NaN: one of its scores is NaN, or W is at one of its counts."""
     if bool(per_list.isnan().any()):
         if tables is not None and bool(tables.isnan().any()):
             raise ValueError("weight: expected numbers, received NaN (as W at a count, or its slope)")
-        raise NotANumberError(
+        raise _check.NotANumberError(
             "scores: expected no NaN, received some (in scores or the embeddings they come from)"
         )

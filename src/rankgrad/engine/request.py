@@ -87,7 +87,7 @@ class Request(NamedTuple):
         return (self.spread * (self.margin / 2)).to(self.dtype)
 
     def window(self) -> float | Tensor:
-        """The lambda or the window: a number, or float64 ``[calls]`` rounded to the compute dtype."""
+        """The window: a number, or float64 ``[calls]`` rounded to the compute dtype."""
         if self.reach == "window":
             return self.strength
         assert self.spread is not None and self.reach == "share"

@@ -73,8 +73,8 @@ def evaluate(request: Request) -> Answer:
     launch = Launcher(plan, given.device)
     launch(
         _kernels().count_items, (given.rows, 1), given.relevance, given.mask, plan.counts, plan.items,
-        plan.first_group,
-        given.n, MASKED=given.masked, ROWS=plan.group, BLOCK=plan.flags, warps=plan.warps,
+        plan.first_group, given.n,
+        MASKED=given.masked, ROWS=plan.group, BLOCK=plan.flags, warps=plan.warps,
     )  # fmt: skip
     launch(
         _kernels().rank_sparse_lists, (plan.programs, 1), given.scores, given.relevance, given.mask, plan.counts,
@@ -82,8 +82,8 @@ def evaluate(request: Request) -> Answer:
         given.changes, plan.sums, given.rows, given.n, given.slots, given.per_call, given.n_tables,
         given.half_bits, given.reach_bits,
         FORM=given.form, REACH=given.reach, MARGIN_SHARE=given.margin_share, WRITE=given.with_gradient,
-        SCALED=request.scaled, MASKED=given.masked, FEW=_FEW, ROWS=plan.group, GIVEN=given.given, BLOCK=plan.block,
-        NARROW=plan.narrow, warps=plan.warps,
+        SCALED=request.scaled, MASKED=given.masked, FEW=_FEW, ROWS=plan.group, GIVEN=given.lists_given,
+        BLOCK=plan.block, NARROW=plan.narrow, warps=plan.warps,
     )  # fmt: skip
     if plan.others:
         launch(

@@ -30,8 +30,10 @@ def value_and_slope(fn: Callable[[Tensor], Tensor], at: Tensor, upstream: Tensor
 
 
 def past_hooks() -> contextlib.AbstractContextManager[Any]:
-    """Keep what autograd saves as it is, for a graph that is used here and now: a checkpoint would compute
-    everything before it again, and a copy to the CPU would wait for the device."""
+    """Keep what autograd saves as it is, for a graph whose backward pass follows at once.
+
+    Under its hooks a checkpoint would compute everything before again, and save_on_cpu would wait for the device.
+    """
     if not _saved_tensors_are_hooked():
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)

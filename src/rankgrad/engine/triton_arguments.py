@@ -33,8 +33,11 @@ def room_for_gradient(request: Request) -> Tensor:
 
 
 class Arguments:
-    """What the kernels of all regimes are given. Pointers that a request has no tensor for point to some other
-    one. ``gradient`` is where the gradient goes, if there is room already."""
+    """What the kernels of all regimes are given.
+
+    Where a request has no tensor for a pointer, it points to some other tensor. ``gradient`` is where the gradient
+    goes, if that is allocated already.
+    """
 
     def __init__(self, request: Request, gradient: Tensor | None = None) -> None:
         scores, device = request.scores, request.scores.device
@@ -54,7 +57,7 @@ class Arguments:
         self.losses, self.divisor = (
             torch.empty((self.calls, self.per_call), dtype=torch.float64, device=device) for _ in range(2)
         )
-        self.given = request.lists is not None
+        self.lists_given = request.lists is not None
         self.lists = (
             torch.empty(self.calls, dtype=torch.int64, device=device)
             if request.lists is None

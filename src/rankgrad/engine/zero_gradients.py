@@ -19,7 +19,7 @@ class _Seen:
     warned = False
 
 
-def look(request: Request, answer: Answer) -> None:
+def warn_if_zero(request: Request, answer: Answer) -> None:
     """Count a call, and warn if it is one to check and its gradient is zero nearly everywhere."""
     _Seen.calls += 1
     if _Seen.warned or _Seen.calls & (_Seen.calls - 1) or request.scores.numel() > MOST_SCORES:
@@ -33,7 +33,7 @@ def look(request: Request, answer: Answer) -> None:
         return
     _Seen.warned = True
     if request.reach == "share":
-        remedy = "a window in units of the scores reaches as far as you say"
+        remedy = "try a larger window, in units of the scores"
     else:
         name = "lam" if request.reach == "lam" else "window"
         remedy = (

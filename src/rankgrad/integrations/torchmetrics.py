@@ -27,7 +27,7 @@ class _Collected(Metric):
     """States that are lists of tensors, joined over batches and processes.
 
     Args:
-        states: The name of each and a tensor without rows, which says what is kept where no batch came.
+        states: The name of each state and a tensor without rows: its value where no batch came.
         kwargs: As for every ``torchmetrics.Metric``.
     """
 
@@ -65,8 +65,8 @@ class QueryMetric(_Collected):
     """Base of the metrics over queries: collects scores, computes all queries at once.
 
     Args:
-        empty_target_action: What a query without anything relevant counts: ``"skip"``: it does not (as everywhere
-            in this library), ``"neg"``: 0 (torchmetrics' default), ``"pos"``: 1, ``"error"``: a ValueError.
+        empty_target_action: How a query without anything relevant counts: ``"skip"``: not at all (as everywhere in
+            this library), ``"neg"``: as 0 (torchmetrics' default), ``"pos"``: as 1, ``"error"``: a ValueError.
         kwargs: As for every ``torchmetrics.Metric``.
 
     Example:
@@ -113,7 +113,8 @@ class QueryMetric(_Collected):
         values = type(self).metric(preds, relevance, **lists, **self.arguments).double()
         counted = self._counted(relevance, groups, len(ids))
         if self.empty_target_action == "error" and not bool(counted.all()):
-            raise ValueError(f"target: expected something relevant for every query, not so in {(~counted).sum()}")
+            none = int((~counted).sum())
+            raise ValueError(f"target: expected something relevant for every query, received {none} without")
         if self.empty_target_action in ("neg", "pos"):
             values = values.where(counted, float(self.empty_target_action == "pos"))
             counted = torch.ones_like(counted)

@@ -1,7 +1,7 @@
 """Losses of queries against candidates in blocks of queries: no matrix of all similarities is ever there.
 
 The similarities of a block are computed, ranked, turned into the gradient of the scores and at once into its share
-of the gradients of queries and candidates, and dropped. These losses are linear in what arrives from above, so
+of the gradients of queries and candidates, and dropped. These losses are linear in the upstream gradient, so
 backward has nothing left to do but one multiplication: three products of matrices for a batch, two against a
 memory (which has no gradient), one without a gradient. What concerns the scores of all blocks, their spread or
 how many of them are beyond a threshold, comes first where there is more than one block, and costs one product
@@ -39,10 +39,10 @@ def block_rows(candidates: int) -> int:
 
 
 class LossSpec(NamedTuple):
-    """What is computed of every list: the fields of a request that do not depend on the scores; and forces
-    besides.
+    """What is computed of every list: the fields of a request that do not depend on the scores, and the forces.
 
-    ``forces`` is empty or one of :data:`rankgrad.losses._forces.KINDS`, with its thresholds and weight.
+    ``forces`` is empty or one of :data:`rankgrad.losses._forces.KINDS`; the three fields behind it are its
+    thresholds and its weight.
     """
 
     form: str
@@ -85,12 +85,12 @@ class LossSpec(NamedTuple):
 
     def forces_on(self, pairs: Pairs, stats: "GlobalStats", lists: Tensor, queries: int) -> tuple[Tensor, Tensor]:
         """Value and gradient of the forces on a block's scores."""
-        near, far = _forces.wrong_sides(self.forces, self.upper, self.lower, *pairs)
+        too_low, too_high = _forces.wrong_sides(self.forces, self.upper, self.lower, *pairs)
         scores, relevance, _ = pairs
         if self.forces == "hinge":
-            many = _forces.how_many(near, far) if stats.beyond is None else stats.beyond
-            return _forces.hinge(scores, near, far, self.upper, self.lower, self.weight, many)
-        return _forces.balanced(scores, relevance, near, far, self.upper, self.weight, lists, queries)
+            counts = _forces.count_pairs(too_low, too_high) if stats.beyond is None else stats.beyond
+            return _forces.hinge(scores, too_low, too_high, self.upper, self.lower, self.weight, counts)
+        return _forces.balanced(scores, relevance, too_low, too_high, self.upper, self.weight, lists, queries)
 
 
 class GlobalStats(NamedTuple):
@@ -132,8 +132,8 @@ def _blocks(lookup: Lookup) -> Iterator[tuple[slice, Lookup]]:
         return
     for start in range(0, len(lookup.queries), rows):
         part = slice(start, start + rows)
-        own = None if lookup.own is None else lookup.own[part]
-        yield part, lookup._replace(queries=lookup.queries[part], labels=lookup.labels[part], own=own)
+        ids = None if lookup.query_ids is None else lookup.query_ids[part]
+        yield part, lookup._replace(queries=lookup.queries[part], labels=lookup.labels[part], query_ids=ids)
 
 
 def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool, lists: Tensor | None = None) -> ListStats:
@@ -148,7 +148,7 @@ def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool, lists: Tensor |
         if spread:
             parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
         if hinge:
-            beyond = beyond + _forces.how_many(*_forces.wrong_sides("hinge", spec.upper, spec.lower, *pairs))
+            beyond = beyond + _forces.count_pairs(*_forces.wrong_sides("hinge", spec.upper, spec.lower, *pairs))
     return ListStats(
         lists, merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64), beyond
     )
@@ -265,7 +265,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tens
 
 def _gradients(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     wanted = ctx.wanted.of_queries, ctx.wanted.of_candidates
-    return [one * upstream if spec else None for one, spec in zip(ctx.saved_tensors, wanted, strict=True)]
+    return [
+        one * upstream if is_wanted else None for one, is_wanted in zip(ctx.saved_tensors, wanted, strict=True)
+    ]
 
 
 def _backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -303,7 +305,7 @@ class _LookupLoss(torch.autograd.Function):
         return *_gradients(ctx, upstream), None, None, None, None
 
 
-def _by_the_matrix(lookup: Lookup, stats: GlobalStats, spec: LossSpec) -> Tensor:
+def _by_whole_matrix(lookup: Lookup, stats: GlobalStats, spec: LossSpec) -> Tensor:
     """The loss inside transforms of torch.func: these take one product of matrices, not the op over blocks."""
     # The candidates are kept for backward, and a memory changes before.
     pairs = lookup._replace(candidates=lookup.candidates.clone()).pairs()
@@ -323,7 +325,7 @@ def lookup_loss(lookup: Lookup, stats: GlobalStats, spec: LossSpec) -> Tensor:
     if lookup.candidates.dtype != queries.dtype:
         lookup = lookup._replace(candidates=lookup.candidates.to(queries.dtype))
     if torch._C._are_functorch_transforms_active():
-        return _by_the_matrix(lookup, stats, spec)
+        return _by_whole_matrix(lookup, stats, spec)
     candidates = lookup.candidates
     wanted = GradientFlags(among, ops.gradient_wanted(queries), not among and ops.gradient_wanted(candidates))
     if is_plain_call(queries):

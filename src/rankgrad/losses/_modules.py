@@ -10,7 +10,7 @@ from rankgrad.reach import Margin, margin_of, reach_of, text_of
 
 
 class ListLoss(nn.Module):
-    """A loss function of score lists with its settings; a subclass names the function."""
+    """Base of :class:`NDCGLoss` and :class:`SpearmanLoss`: a loss function of score lists with its settings."""
 
     def __init__(self, lam: float | None, window: float | None, margin: Margin) -> None:
         super().__init__()

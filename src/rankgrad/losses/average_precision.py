@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.losses._lists import loss_of_lists
+from rankgrad.losses._list_loss import loss_of_lists
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.reach import Margin
 
@@ -31,8 +31,8 @@ def average_precision_loss(
     r"""One minus average precision.
 
     With :math:`r_i` the rank of the relevant item i in its list and :math:`r^+_i` its rank among the
-    relevant items, one list has the loss :math:`1 - \frac1p \sum_i r^+_i / r_i`. Use it where AP or mAP@R is
-    reported, or MAP of queries; on embeddings by :class:`AveragePrecisionLoss`.
+    relevant items, a list with p relevant items has the loss :math:`1 - \frac1p \sum_i r^+_i / r_i`. Use it where
+    AP, mAP@R or the MAP of queries is reported; on embeddings use :class:`AveragePrecisionLoss`.
 
     Args:
         scores: ``[..., n]``, higher is better.
@@ -111,7 +111,7 @@ def mean_average_precision_loss(
         >>> rankgrad.mean_average_precision_loss(scores, relevance, lam=1.0)  # 1 - (1/1 + 1/2) / 2
         tensor(0.2500, grad_fn=...)
     """
-    scores, relevance, mask = check_classes(scores, relevance, mask)
+    scores, relevance, mask = _check.class_lists(scores, relevance, mask)
     return average_precision_loss(
         scores.T,
         relevance.T,
@@ -159,7 +159,7 @@ def pooled_average_precision_loss(
         >>> rankgrad.pooled_average_precision_loss(scores, relevance, lam=1.0)  # 1 - (1/1 + 2/4) / 2
         tensor(0.2500, grad_fn=...)
     """
-    scores, relevance, mask = check_classes(scores, relevance, mask)
+    scores, relevance, mask = _check.class_lists(scores, relevance, mask)
     return average_precision_loss(
         scores.flatten(),
         relevance.flatten(),
@@ -174,22 +174,20 @@ def pooled_average_precision_loss(
     )
 
 
-def check_classes(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Require ``[items, classes]`` scores with relevance and mask that fit."""
-    scores = _check.floating("scores", scores, ndim=2)
-    return scores, _check.relevance(relevance, scores), _check.mask(mask, scores)
-
-
 class AveragePrecisionLoss(EmbeddingLoss):
     """Average precision loss on a batch of embeddings; see :func:`average_precision_loss`.
 
+    Use it where AP or mAP@R is reported and only the order of the items matters. :class:`PairRankingLoss` adds a
+    hinge on the similarities; where the training classes are known, begin with :class:`ProxyRankingLoss`.
+
     Every embedding is a query with a list of all others (itself excluded), and a second list of what the memory
-    holds. Any class sizes.
+    holds. A class may have any number of items in a batch.
 
     Args:
         lam: Interpolation strength, > 0.
-        window: Instead of ``lam``, as in :func:`recall_loss`. Neither given: from the spread of the similarities.
-        margin: Score margin, in cosine similarity; ``"auto"``: half the spread of the similarities.
+        window: Instead of ``lam``, as in :func:`recall_loss`. Neither given: the window is the standard
+            deviation of the similarities.
+        margin: Score margin, in cosine similarity; ``"auto"``: half the standard deviation of the similarities.
         log: Average -log(precision) instead of 1 - precision.
         memory: How many past batches to remember. Their embeddings, as they were then, make a second list for
             every query, less older copies of the query itself (``items``); all lists have the same weight. They
@@ -218,7 +216,7 @@ class AveragePrecisionLoss(EmbeddingLoss):
         distributed: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant, distributed, window, process_group)
+        super().__init__(lam, window, margin, memory, max_relevant, distributed, process_group)
         self.log = bool(log)
 
     @property

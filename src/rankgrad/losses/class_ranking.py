@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import _check, distributed
-from rankgrad.losses._lists import loss_of_lists
-from rankgrad.losses.average_precision import check_classes
+from rankgrad.losses._list_loss import loss_of_lists
 from rankgrad.memory import ScoreMemory
 from rankgrad.reach import Margin, margin_of, reach_of, text_of
 
@@ -79,14 +78,14 @@ class ClassRankingLoss(nn.Module):
             mask: bool, broadcast to ``scores``; False = this (item, class) pair is left out. Pairs left out
                 do not enter the memory either.
         """
-        scores, relevance, mask = check_classes(scores, relevance, mask)
+        scores, relevance, mask = _check.class_lists(scores, relevance, mask)
         self.memory._check_fits("scores", scores)
         if self.distributed:  # the lists are classes, so every process ranks the items of all
             scores, relevance = distributed.gather(scores), distributed.gather(relevance)
             mask = None if mask is None else distributed.gather(mask.contiguous())
         current, current_relevance, exists = scores, relevance, mask
         if self.memory.rows:
-            old, old_relevance, old_mask = self.memory._candidates()
+            old, old_relevance, old_mask = self.memory._views()
             now = mask if mask is not None else torch.ones_like(scores, dtype=torch.bool)
             exists = torch.cat([now, old_mask])
             scores = torch.cat([scores, old])
@@ -119,7 +118,6 @@ class ClassRankingLoss(nn.Module):
             margin=self.margin,
             mask=mask,
             reduction=reduction,
-            check_finite=False,
         )
 
     def reset(self) -> None:

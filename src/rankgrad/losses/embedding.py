@@ -10,30 +10,31 @@ from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.spread import spread_of
 from rankgrad.losses._blocks import GlobalStats, LossSpec, list_stats, lookup_loss
-from rankgrad.losses._lists import Form, tables_of
+from rankgrad.losses._list_loss import FormLike, tables_of
 from rankgrad.memory import EmbeddingMemory
-from rankgrad.pairs import Lookup, check_batch, lookup, unit_length
+from rankgrad.pairs import Lookup, check_batch, lookup_of, unit_length
 from rankgrad.reach import Margin, margin_of, reach_of, text_of
 
 
 class EmbeddingLoss(nn.Module):
     """Base of :class:`RecallLoss` and :class:`AveragePrecisionLoss`: a loss on lists made from embeddings.
 
-    Subclasses give :attr:`form`.
+    A subclass defines :attr:`form`, and may add forces in :meth:`spec`.
     """
 
     def __init__(
         self,
         lam: float | None,
+        window: float | None,
         margin: Margin,
         memory: int,
         max_relevant: int | None,
         distributed: bool,
-        window: float | None,
         process_group: dist.ProcessGroup | None,
     ) -> None:
         super().__init__()
-        reach_of(lam, window), margin_of(margin)
+        reach_of(lam, window)
+        margin_of(margin)
         self.lam, self.window, self.margin = lam, window, margin
         self.memory = EmbeddingMemory(_check.count("memory", memory, at_least=0, at_most=_check.MANY))
         if max_relevant is not None:
@@ -42,8 +43,8 @@ class EmbeddingLoss(nn.Module):
         self.processes = Processes(distributed, process_group)
 
     @property
-    def form(self) -> Form:
-        """What is computed of every list; see :func:`rankgrad.losses._lists.loss_of_lists`."""
+    def form(self) -> FormLike:
+        """Which loss of a list; see :data:`rankgrad.losses._list_loss.FormLike`."""
         raise NotImplementedError
 
     def spec(self, dtype: torch.dtype) -> LossSpec:
@@ -82,39 +83,39 @@ class EmbeddingLoss(nn.Module):
                 raise _check.fail(
                     "ref_embeddings", "None in a distributed loss (batches are gathered)", ref_embeddings
                 )
-            own = items if items is not None else self.processes.numbered(len(labels), labels.device)
-            fresh = Lookup(queries, labels, own, *map(self.processes.gather, (queries, labels, own)))
+            ids = items if items is not None else self.processes.numbered(len(labels), labels.device)
+            fresh = Lookup(queries, labels, ids, *map(self.processes.gather, (queries, labels, ids)))
         else:
-            fresh = lookup(queries, labels, ref_embeddings, ref_labels, query_index, items)
-        kinds = [fresh]
+            fresh = lookup_of(queries, labels, ref_embeddings, ref_labels, query_index, items)
+        lookups = [fresh]
         if self.memory.rows:
-            old, old_labels, old_items, valid = self.memory._candidates()
-            kinds.append(Lookup(queries, labels, items, old.to(queries.dtype), old_labels, old_items, valid))
-        loss = self.mean(kinds)
+            old, old_labels, old_items, valid = self.memory._views()
+            lookups.append(Lookup(queries, labels, items, old.to(queries.dtype), old_labels, old_items, valid))
+        loss = self.mean(lookups)
         # Trainers may call eval() of the network alone: a batch without a gradient is not one to learn from.
         if self.training and queries.requires_grad:
             if self.processes.several:  # every process keeps the whole batch, in the same order
-                remembered = None if items is None else fresh.rows
+                remembered = None if items is None else fresh.candidate_ids
                 self.memory.push(fresh.candidates, fresh.candidate_labels, remembered)
             else:
                 self.memory.push(queries, labels, items)
         return loss
 
-    def mean(self, kinds: list[Lookup]) -> Tensor:
-        """Mean over all lists that count: of every kind of candidates, and of every process.
+    def mean(self, lookups: list[Lookup]) -> Tensor:
+        """Mean over all lists that count: of every lookup (the batch, then the memory), and of every process.
 
-        Each kind has its own spread: a drift of the fresh embeddings away from the remembered ones would enter a
-        common one. Forces act on the first kind alone.
+        Each lookup has its own spread: a drift of the fresh embeddings away from the remembered ones would enter a
+        common one. Forces act on the first lookup alone.
         """
-        several, dtype = self.processes.several, kinds[0].queries.dtype
-        if not several and not len(kinds[0].queries):
-            return kinds[0].queries.sum()  # no list counts: 0, with a gradient of no rows
+        several, dtype = self.processes.several, lookups[0].queries.dtype
+        if not several and not len(lookups[0].queries):
+            return lookups[0].queries.sum()  # no list counts: 0, with a gradient of no rows
         spec = self.spec(dtype)
-        spec_of = [spec, *[spec._replace(forces="")] * (len(kinds) - 1)]
-        stats = [GlobalStats(self._tables(kind, spec.reach)) for kind in kinds]
-        alone = len(kinds) == 1 and not several
+        specs = [spec, *[spec._replace(forces="")] * (len(lookups) - 1)]
+        stats = [GlobalStats(self._tables(one, spec.reach)) for one in lookups]
+        alone = len(lookups) == 1 and not several
         if not alone:
-            found = [list_stats(*one, several) for one in zip(kinds, spec_of, strict=True)]
+            found = [list_stats(*one, several) for one in zip(lookups, specs, strict=True)]
             lists = self.processes.total(torch.stack([one.lists for one in found]).sum())
             stats = [one._replace(lists=lists) for one in stats]
             if several and spec.needs_spread:
@@ -123,13 +124,13 @@ class EmbeddingLoss(nn.Module):
                 stats = [one._replace(spread=spread) for one, spread in zip(stats, spreads, strict=True)]
             if several and spec.forces:
                 stats[0] = stats[0]._replace(beyond=self.processes.total(found[0].beyond))
-        losses = [lookup_loss(*one) for one in zip(kinds, stats, spec_of, strict=True)]
+        losses = [lookup_loss(*one) for one in zip(lookups, stats, specs, strict=True)]
         return losses[0] if alone else self.processes.total(torch.stack(losses).sum())
 
-    def _tables(self, kind: Lookup, reach: str) -> Tensor | None:
+    def _tables(self, lookup: Lookup, reach: str) -> Tensor | None:
         if isinstance(self.form, str):
             return None
-        n, device = len(kind.candidates), kind.queries.device
+        n, device = len(lookup.candidates), lookup.queries.device
         tables = tables_of(self.form, n, device, by_window=reach != "lam", wanted=True)
         if tables.requires_grad:
             raise ValueError(

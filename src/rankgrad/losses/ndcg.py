@@ -60,7 +60,7 @@ def ndcg_loss(
         tensor([ 0.3333, -0.3333,  0.0000])
     """
     scores = _check.floating("scores", scores)
-    relevance = _check.relevance(relevance, scores, graded=True)
+    relevance = _check.relevance(relevance, scores)
     mask = _check.mask(mask, scores)
     _check.numbers_of("relevance", relevance, mask, lowest=0)
     k = None if k is None else _check.count("k", k, at_least=1)
@@ -71,7 +71,7 @@ def ndcg_loss(
     grades = lists.put(relevance)
     gains = dcg_gain(grades, _check.one_of("gain", gain, GAINS), exists)
     ideal = ideal_dcg(layout, gains, k)
-    if spread is None and (alpha[1] or reach.kind == "share"):
+    if spread is None and (alpha.is_share or reach.kind == "share"):
         spread = spread_over(y, exists)
     grades = grades.double() if exists is None else grades.double().where(exists, 0)
     top = layout.largest(grades)

@@ -15,7 +15,7 @@ class PairRankingLoss(AveragePrecisionLoss):
     r"""Average precision loss on a batch of embeddings, and a hinge on their similarities.
 
     For training without proxies: pairs, new classes in every batch, text. A loss on ranks is 0 as soon as the
-    relevant items stand first, whatever the similarities are, so it does not counteract a common direction of all
+    relevant items rank first, whatever the similarities are, so it does not counteract a common direction of all
     embeddings. The hinge does. With :math:`S_{ij}` the similarities of the batch's items, it is the mean of
     :math:`\max(0, h^+ - S_{ij})` over the pairs of one class where that is positive, plus the mean of
     :math:`\max(0, S_{ij} - h^-)` over the pairs of two classes where that is.

@@ -38,8 +38,8 @@ class ProxyRankingLoss(nn.Module):
         window: The reach of every relevant item, as in :func:`recall_loss`.
         threshold: The upper threshold, a cosine similarity; the lower one is its negative.
         pairs: Weight of the average precision loss among the items; 0 leaves it out.
-        distributed: With several processes, take the batches of all of them as one. Every process has then the
-            gradient of the whole batch at its proxies: leave this module out of DistributedDataParallel.
+        distributed: With several processes, take the batches of all of them as one. The proxies of every process
+            then get the gradient of the whole batch: leave this module out of DistributedDataParallel.
         process_group: As in :class:`RecallLoss`.
 
     The proxies are parameters, with a rate of their own: see :func:`rankgrad.parameter_groups`.

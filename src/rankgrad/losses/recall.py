@@ -7,15 +7,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.losses._lists import Form, loss_of_lists
+from rankgrad.losses._list_loss import FormLike, loss_of_lists
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.reach import Margin
 
-Weight = Form
+#: What W is: ``"log"``, ``"loglog"``, a 1-D tensor of weights or a callable on counts.
+Weight = FormLike
 
 
-def _form(weight: Weight) -> Weight:
-    """Require a weight the engine understands."""
+def _checked(weight: Weight) -> Weight:
+    """Require a weight of one of the four kinds."""
     if isinstance(weight, Tensor):
         if weight.ndim != 1 or not weight.is_floating_point():
             raise _check.fail("weight", "a 1-D floating-point tensor w_1, w_2, ...", weight)
@@ -44,11 +45,13 @@ def recall_loss(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    r"""Recall at every K at once: how many irrelevant items stand above each relevant one.
+    r"""Recall at every K at once: how many irrelevant items rank above each relevant one.
 
-    With :math:`c_i` the number of irrelevant items at or above the relevant item i, one list has the loss
-    :math:`\frac1p \sum_i W(c_i)`. It is :math:`\sum_K w_K (1 - \tilde r@K)` with :math:`W` the partial sums
-    of the weights :math:`w_K`. Use it where R@K is reported; on embeddings by :class:`RecallLoss`.
+    With :math:`c_i` the number of irrelevant items at or above the relevant item i, a list with p relevant items
+    has the loss :math:`\frac1p \sum_i W(c_i)`. With :math:`W(c) = w_1 + \dots + w_c` that is
+    :math:`\sum_K w_K (1 - \tilde r@K)`, where :math:`\tilde r@K` is the refined recall,
+    :func:`rankgrad.metrics.refined_recall_at_k`. Use it where R@K is reported; on embeddings use
+    :class:`RecallLoss`.
 
     Args:
         scores: ``[..., n]``, higher is better.
@@ -56,8 +59,8 @@ def recall_loss(
         lam: Interpolation strength in the paper's units, finite and > 0; 0.2 to 4 in the paper. With neither it
             nor ``window`` the reach is automatic: the window is the spread of the call's scores (their standard
             deviation times :data:`rankgrad.reach.WINDOW_SHARE`), for scores on any scale.
-        window: Instead of ``lam``: every relevant item is compared with what stands up to this far above it,
-            whatever its slope. The gradient is then :math:`-s_i m_i / w` for a relevant item with slope
+        window: Instead of ``lam``: every relevant item is compared with the items up to this far above it in
+            score, whatever its slope. The gradient is then :math:`-s_i m_i / w` for a relevant item with slope
             :math:`s_i` that passes :math:`m_i` irrelevant ones on its way up by :math:`w`; an irrelevant one gets
             the sum of :math:`s_i / w` of all that pass it.
         margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking. A number, or
@@ -82,8 +85,8 @@ def recall_loss(
             which only a plain call on a CPU can tell.
 
     Returns:
-        A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant). Its gradient is linear in
-        what arrives from above: loss weights and GradScaler leave ``lam`` alone.
+        A scalar, or ``[...]`` for ``"none"`` (0 for lists with nothing relevant). Its gradient is linear in the
+        upstream gradient: loss weights and GradScaler do not change ``lam``.
 
     Example:
         >>> scores = torch.tensor([0.9, 0.8, 0.3, 0.1], requires_grad=True)
@@ -98,7 +101,7 @@ def recall_loss(
     return loss_of_lists(
         scores,
         relevance,
-        form=_form(weight),
+        form=_checked(weight),
         lam=lam,
         window=window,
         margin=margin,
@@ -121,12 +124,13 @@ class RecallLoss(EmbeddingLoss):
     are known, or :class:`PairRankingLoss`.
 
     Every embedding is a query with a list of all others (itself excluded), and a second list of what the memory
-    holds. Any class sizes.
+    holds. A class may have any number of items in a batch.
 
     Args:
         lam: Interpolation strength, > 0.
-        window: Instead of ``lam``, as in :func:`recall_loss`. Neither given: from the spread of the similarities.
-        margin: Score margin, in cosine similarity; ``"auto"``: half the spread of the similarities.
+        window: Instead of ``lam``, as in :func:`recall_loss`. Neither given: the window is the standard
+            deviation of the similarities.
+        margin: Score margin, in cosine similarity; ``"auto"``: half the standard deviation of the similarities.
         weight: As in :func:`recall_loss`.
         memory: How many past batches to remember. Their embeddings, as they were then, make a second list for
             every query, less older copies of the query itself (``items``); all lists have the same weight. They
@@ -158,8 +162,8 @@ class RecallLoss(EmbeddingLoss):
         distributed: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(lam, margin, memory, max_relevant, distributed, window, process_group)
-        weight = _form(weight)
+        super().__init__(lam, window, margin, memory, max_relevant, distributed, process_group)
+        weight = _checked(weight)
         if isinstance(weight, Tensor):
             self.register_buffer("weight", weight)
         else:

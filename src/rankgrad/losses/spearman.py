@@ -73,7 +73,7 @@ def spearman_loss(
     layout, y, exists = lists.layout, lists.put(scores), lists.put_optional(mask)
     wanted = lists.put(given if given.is_floating_point() else given.double())
     wanted = (ranks_of(lists, wanted, exists, "average") if target_ranks is None else wanted).double()
-    if spread is None and (alpha[1] or reach.kind == "share"):
+    if spread is None and (alpha.is_share or reach.kind == "share"):
         spread = spread_over(y, exists)
     exists = torch.ones_like(y, dtype=torch.bool) if exists is None else exists
     n = layout.total(exists.long()).double()

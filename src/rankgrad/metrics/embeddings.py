@@ -2,7 +2,7 @@
 
 Ties are counted pessimistically (irrelevant items first), as everywhere in this library. Two passes over the
 gallery: the first collects the scores of each query's relevant items, the second counts, for all of them at once,
-the irrelevant items that stand at or above.
+the irrelevant items at or above.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 from rankgrad import _check
-from rankgrad.engine.registration import NotANumberError
 from rankgrad.pairs import Lookup, check_batch, unit_length
 
 
 @dataclass(frozen=True)
 class RetrievalMetrics:
-    """Per query, ``[Q]`` each: rank of the best relevant item (0: nothing relevant), AP and mAP@R.
+    """What :func:`retrieval_metrics` returns: for each query, ``[Q]``.
+
+    Attributes:
+        first: Rank of the best relevant item; 0 where nothing is relevant.
+        average_precision: Average precision.
+        map_at_r: mAP@R.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.2, 0.8], [0.0, 1.0]])
@@ -33,7 +37,7 @@ class RetrievalMetrics:
     map_at_r: Tensor
 
     def summary(self, recall_at: Sequence[int]) -> dict[str, float]:
-        """Percentages over the queries that have something relevant."""
+        """R@K for every K in ``recall_at``, mAP@R and AP, in percent of the queries with something relevant."""
         recall_at = [_check.count("recall_at", k, at_least=1) for k in recall_at]
         counts = self.first > 0
         many = counts.sum().clamp(min=1)
@@ -72,24 +76,24 @@ def retrieval_metrics(
         >>> retrieval_metrics(embeddings, torch.tensor([0, 1, 0, 1])).first
         tensor([2, 3, 2, 2])
     """
-    check_batch(embeddings, labels, gallery, gallery_labels, None)
+    check_batch(embeddings, labels, gallery, gallery_labels, None, names=("gallery", "gallery_labels"))
     _check.count("chunk", chunk, at_least=1)
     _check.count("queries_at_once", queries_at_once, at_least=1)
     queries = unit_length(embeddings.detach())
-    own = None
+    query_ids = None
     if gallery is None or gallery_labels is None:
-        candidates, candidate_labels, own = queries, labels, torch.arange(len(labels), device=labels.device)
+        candidates, candidate_labels, query_ids = queries, labels, torch.arange(len(labels), device=labels.device)
     else:
         candidates, candidate_labels = unit_length(gallery.detach()), gallery_labels
     for name, rows in (("embeddings", queries), ("gallery", candidates)):
-        if bool(rows.isnan().any()):  # NaN and infinity, which has no direction
-            raise NotANumberError(f"{name}: expected finite numbers, received others")
+        if bool(rows.isnan().any()):  # a row with an infinite number has no direction: normalised, it is NaN
+            raise _check.NotANumberError(f"{name}: expected finite numbers, received NaN or infinity")
     index = _Index(candidates, candidate_labels, chunk)
     parts = [
-        index.standing(
+        index.metrics_of(
             queries[i : i + queries_at_once],
             labels[i : i + queries_at_once],
-            None if own is None else own[i : i + queries_at_once],
+            None if query_ids is None else query_ids[i : i + queries_at_once],
         )
         for i in range(0, len(queries), queries_at_once)
     ]
@@ -113,32 +117,34 @@ class _Index:
         self.slots = int(counts.max()) if len(counts) else 0
 
     def _scores(
-        self, queries: Tensor, labels: Tensor, own: Tensor | None
+        self, queries: Tensor, labels: Tensor, query_ids: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Chunk by chunk: scores, relevant and irrelevant (neither: the query itself), slots."""
         for begin in range(0, len(self.rows), self.chunk):
             part = slice(begin, begin + self.chunk)
-            numbers = torch.arange(len(self.rows), device=self.rows.device)[part]
-            lists = Lookup(queries, labels, own, self.rows[part], self.labels[part], numbers)
+            ids = torch.arange(len(self.rows), device=self.rows.device)[part]
+            lists = Lookup(queries, labels, query_ids, self.rows[part], self.labels[part], ids)
             scores, relevant, exists = lists.pairs()
             irrelevant = ~relevant
             if exists is not None:
                 relevant = relevant & exists
             yield scores, relevant, irrelevant, self.slot[part]
 
-    def standing(self, queries: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """First rank, AP and mAP@R of some queries."""
+    def metrics_of(
+        self, queries: Tensor, labels: Tensor, query_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rank of the first relevant item, AP and mAP@R of some queries."""
         many, slots = len(queries), self.slots
         relevant_scores = queries.new_full((many, slots + 1), -torch.inf)
         count = queries.new_zeros(many, dtype=torch.int64)
-        for scores, relevant, _, slot in self._scores(queries, labels, own):
+        for scores, relevant, _, slot in self._scores(queries, labels, query_ids):
             count += relevant.sum(1)
             place = torch.where(relevant, slot, slots)
             relevant_scores.scatter_(1, place, scores.where(relevant, -torch.inf))
         ascending = relevant_scores[:, :slots].sort(dim=1).values.contiguous()
 
         above = queries.new_zeros(many, slots + 1, dtype=torch.int64)
-        for scores, _, irrelevant, _ in self._scores(queries, labels, own):
+        for scores, _, irrelevant, _ in self._scores(queries, labels, query_ids):
             passed = torch.searchsorted(ascending, scores.contiguous(), right=True)  # relevant items at or below
             above.scatter_add_(1, passed, irrelevant.long())
         # c of the relevant item at ascending place i: irrelevant items that passed more than i; then best first.

@@ -1,4 +1,4 @@
-"""Metrics of score lists; what they share is said in :mod:`rankgrad.metrics`."""
+"""Metrics of score lists; :mod:`rankgrad.metrics` documents what they share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def _reduce(values: Tensor, counts: Tensor, reduction: str) -> Tensor:
 
 
 class _RankedLists:
-    """Where the relevant items of each list stand; places without one are left out of sums."""
+    """The ranks of the relevant items of each list; places without a relevant item are left out of sums.
+
+    Attributes, each in the engine's layout: ``above``, irrelevant items at or above; ``own``, the rank among the
+    relevant items; ``rank``, the rank in the list; ``count``, relevant items of a list.
+    """
 
     def __init__(
         self,
@@ -114,9 +118,7 @@ def mean_average_precision(
         >>> rankgrad.metrics.mean_average_precision(scores, relevance, reduction="none")
         tensor([1.0000, 0.5000])
     """
-    scores = _check.floating("scores", scores, ndim=2)
-    relevance = _check.relevance(relevance, scores)
-    mask = _check.mask(mask, scores)
+    scores, relevance, mask = _check.class_lists(scores, relevance, mask)
     return average_precision(scores.T, relevance.T, mask=None if mask is None else mask.T, reduction=reduction)
 
 
@@ -159,7 +161,11 @@ def refined_recall_at_k(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """The paper's refined recall: the share of relevant items with fewer than ``k`` irrelevant ones above.
+    r"""The paper's refined recall: the share of relevant items with fewer than ``k`` irrelevant ones above.
+
+    With :math:`c_i` the irrelevant items at or above the relevant item i, a list with p relevant items has the
+    value :math:`\frac1p \sum_i [c_i < k]`. One minus it, weighted and summed over all
+    k, is :func:`rankgrad.recall_loss`.
 
     Args:
         scores: ``[..., n]``, or ``[N]`` with ``groups``; higher is better.
@@ -307,7 +313,7 @@ def ndcg(
         tensor(0.8597)
     """
     scores = _check.floating("scores", scores).detach()
-    relevance = _check.relevance(relevance, scores, graded=True)
+    relevance = _check.relevance(relevance, scores)
     mask = _check.mask(mask, scores)
     _check.numbers_of("relevance", relevance, mask, lowest=0)
     k = None if k is None else _check.count("k", k, at_least=1)
@@ -332,9 +338,10 @@ def spearman(
     groups: Tensor | None = None,
     num_groups: int | None = None,
 ) -> Tensor:
-    """Spearman's rank correlation of scores and target values, ties by average ranks.
+    """Spearman's rank correlation: the Pearson correlation of the ranks of scores and targets.
 
-    Lists of fewer than two items, or in which all scores or all targets are equal, have the value 0.
+    Ties get average ranks. Lists of fewer than two items, or in which all scores or all targets are equal, have
+    the value 0.
 
     Args:
         scores: ``[..., n]``, or ``[N]`` with ``groups``.

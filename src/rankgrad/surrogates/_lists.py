@@ -87,8 +87,9 @@ def read_lists(scores: Tensor, relevance: Tensor, mask: Tensor | None, reduction
     relevant, exists = relevance != 0, _check.mask(mask, scores)
     if relevance.dtype != torch.bool and relevance.device.type == "cpu":
         other = relevant & (relevance != 1)
-        if bool((other if exists is None else other & exists).any()):
-            raise ValueError("relevance: expected only 0 and 1 (or bool), received other values")
+        other = other if exists is None else other & exists
+        if bool(other.any()):
+            raise _check.fail("relevance", "only 0 and 1 (or bool)", relevance[other][0].item())
     return _read(scores, relevant, exists)
 
 

@@ -83,8 +83,7 @@ def hinge_losses(lists: SurrogateLists, slots: int, inference: Inference) -> Ten
     problem = Problem(scores, relevant, count, irrelevant, rest, _fixed_point(lists, scores, count, rest))
     first = inference(problem)
 
-    # How many irrelevant items stand ahead of each relevant one, how many relevant ones behind each irrelevant
-    # one.
+    # How many irrelevant items are ahead of each relevant one, and how many relevant ones behind each irrelevant.
     rows = len(scores)
     at = (first - 1).where(irrelevant, slots + 1)
     landed = torch.zeros(rows, slots + 2, dtype=torch.int64, device=scores.device)

@@ -111,7 +111,7 @@ class _Projection(torch.autograd.Function):
         z, order = z.where(exists, -torch.inf).sort(dim=-1, descending=True, stable=True)
         here = exists.gather(-1, order)
         # Only the gaps between neighbours matter, and none beyond n: nothing is averaged across such a gap. Cut
-        # there, huge scores cannot swallow small ones. Items that do not exist stand at such gaps, at the end.
+        # there, huge scores cannot absorb small ones in rounding. Items that do not exist follow at such gaps.
         gap = torch.where(here[:, 1:], z[:, :-1] - z[:, 1:], n + 1.0).clamp(max=n + 1.0)
         line = torch.arange(n, device=z.device)
         start, end = isotonic_blocks(_from_gaps(gap) + line)

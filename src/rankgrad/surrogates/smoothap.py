@@ -115,8 +115,7 @@ class _SigmoidRank(torch.autograd.Function):
         gradient = torch.empty_like(scores)
         for items in _blocks(scores):
             step = _steps(scores, exists, items, ctx.temperature)
-            # The slope is the same seen from i and from j; j in front of i pulls one way, i in front of j the
-            # other.
+            # The slope is the same for (i, j) and (j, i): j ahead of i pulls one way, i ahead of j the other.
             pull = upstream.unsqueeze(1) - upstream[:, items].unsqueeze(-1)
             gradient[:, items] = (step * (1 - step) * pull).sum(-1) / ctx.temperature
         return gradient, None, None

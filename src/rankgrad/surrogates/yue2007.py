@@ -74,8 +74,7 @@ def greedy(problem: Problem) -> Tensor:
         here = sorted_scores[:, start : start + step].unsqueeze(-1)
         j = torch.arange(start + 1, start + 1 + here.shape[1], device=order.device).view(1, -1, 1)
         gain = gains(problem, row, i, own, j, here).where(in_use, 0)
-        # Staying ahead of i = k, k + 1, ...; the place behind them all gains 0. argmax takes the first k of
-        # equals.
+        # Staying ahead of i = k, k + 1, ...; the place behind them all gains 0. argmax takes the first of equals.
         worth = F.pad(gain.flip(-1).cumsum(-1).flip(-1), (0, 1))
         first[:, start : start + step] = worth.argmax(-1) + 1
     return torch.empty_like(first).scatter_(-1, order, first)

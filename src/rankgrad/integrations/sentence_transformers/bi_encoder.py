@@ -18,13 +18,8 @@ from torch.func import functional_call
 from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.precision import without_autocast
-from rankgrad.integrations.sentence_transformers.list_losses import (
-    ListLoss,
-    described,
-    graded,
-    in_order,
-)
-from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss
+from rankgrad.integrations.sentence_transformers.list_losses import ListLossFunction, described
+from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss, ndcg_loss, spearman_loss
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.memory import EmbeddingMemory
 from rankgrad.pairs import Lookup, unit_length
@@ -42,7 +37,7 @@ class RankingLoss(nn.Module):
     | query, document_1 ... document_n | n grades >= 0 | a query against its documents | NDCG |
     | text, text | a number | all pairs of the batch, to be ordered as their numbers | Spearman |
 
-    Of graded documents, a grade below 0 says that there is none (lists of different lengths). Works inside
+    A grade below 0 marks a document that does not exist, for lists of different lengths. Works inside
     ``MatryoshkaLoss``: a memory is then kept for each dimension, and shorter embeddings are compared with as many
     leading numbers of the proxies. Evaluation never enters the memory.
 
@@ -54,8 +49,8 @@ class RankingLoss(nn.Module):
             None: see the table.
         in_batch: Whether the graded documents of the other queries are candidates too, with grade 0.
         distributed: Whether the batches of all processes are ranked as one, for list losses and the defaults
-            (:class:`rankgrad.RecallLoss` and its like have the argument themselves). Value and gradient are those
-            of one process with the whole batch; for that, embeddings are gathered (of pairs: scores).
+            (the losses on embeddings have the argument themselves). Value and gradient are those of one process
+            with the whole batch; for that, embeddings are gathered (of pairs: scores).
         process_group: Which processes; None: all.
 
     Example:
@@ -73,7 +68,7 @@ class RankingLoss(nn.Module):
     def __init__(
         self,
         model: BaseModel,
-        loss: nn.Module | ListLoss | None = None,
+        loss: nn.Module | ListLossFunction | None = None,
         *,
         in_batch: bool = True,
         distributed: bool = False,
@@ -88,8 +83,8 @@ class RankingLoss(nn.Module):
         self.processes = Processes(distributed, process_group)
         if isinstance(loss, EmbeddingLoss | ProxyRankingLoss):
             if distributed:
-                kind = type(loss).__name__
-                raise _check.fail("distributed", f"{kind}(distributed=True), which says so itself", distributed)
+                expected = f"False, and {type(loss).__name__}(distributed=True) instead"
+                raise _check.fail("distributed", expected, distributed)
             self.processes = loss.processes
         self.by_size = nn.ModuleDict()  # of a loss with memory: its copies for other embedding sizes
 
@@ -125,9 +120,7 @@ class RankingLoss(nn.Module):
             loss = self._of_size(loss, embeddings.shape[1])
         loss.train(self.training and self.model.training and torch.is_grad_enabled())
         given, size = (embeddings, labels.long()), embeddings.shape[1]
-        if (
-            isinstance(loss, ProxyRankingLoss) and size < loss.proxies.shape[1]
-        ):  # MatryoshkaLoss cuts embeddings so
+        if isinstance(loss, ProxyRankingLoss) and size < loss.proxies.shape[1]:  # embeddings cut by MatryoshkaLoss
             return functional_call(loss, {"proxies": loss.proxies[:, :size]}, given)  # type: ignore[no-any-return]
         result: Tensor = loss(*given)
         return result
@@ -180,29 +173,29 @@ class RankingLoss(nn.Module):
             scores = _cosines(rows, stacked.flatten(0, 1))
             own = torch.eye(len(grades), dtype=torch.bool, device=grades.device)
             own = own.repeat_interleave(len(documents), 1)
-            everybody = grades.flatten().expand(len(grades), -1)
-            grades, mask = everybody.where(own, 0), ~(everybody < 0)
+            all_grades = grades.flatten().expand(len(grades), -1)
+            grades, mask = all_grades.where(own, 0), ~(all_grades < 0)
         else:
             scores, mask = _dot(rows.unsqueeze(1), stacked), ~(grades < 0)
-        return self._list_loss(graded)(scores, grades.clamp(min=0), mask=mask)
+        return self._list_loss(ndcg_loss)(scores, grades.clamp(min=0), mask=mask)
 
     def _of_pairs(self, columns: Sequence[Tensor], numbers: Tensor) -> Tensor:
         if len(columns) != 2 or numbers.shape != columns[0].shape[:1]:
             raise _check.fail("label", f"one number a pair, or {len(columns) - 1} grades a query", numbers)
         _check.numbers_of("label", numbers)
         scores, numbers = map(self.processes.gather, (_dot(*map(unit_length, columns)), numbers))
-        return self._list_loss(in_order)(scores, numbers, mask=None)
+        return self._list_loss(spearman_loss)(scores, numbers, mask=None)
 
     def _default(self) -> AveragePrecisionLoss:
         return AveragePrecisionLoss(distributed=self.processes.shared, process_group=self.processes.group)
 
-    def _list_loss(self, default: ListLoss) -> ListLoss:
+    def _list_loss(self, default: ListLossFunction) -> ListLossFunction:
         if isinstance(self.loss, EmbeddingLoss | ProxyRankingLoss):
             raise _check.fail("loss", "a list loss(scores, relevance, mask=mask) for graded texts", self.loss)
         return default if self.loss is None else self.loss
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about the loss."""
+        """The settings of the loss, for the model card."""
         return {"loss": described(self.loss), "in_batch": self.in_batch}
 
 
@@ -227,7 +220,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
     def __init__(
         self,
         model: BaseModel,
-        loss: nn.Module | ListLoss | None = None,
+        loss: nn.Module | ListLossFunction | None = None,
         *,
         in_batch: bool = True,
         distributed: bool = False,
@@ -260,7 +253,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """The loss of embeddings; ``with_backward`` leaves the gradient of each at it."""
+        """The loss of embeddings; ``with_backward`` stores the gradient of each in its ``grad``."""
         loss = self._loss([torch.cat(parts) for parts in reps], labels)
         if not with_backward:
             return loss
@@ -269,7 +262,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         gradients = torch.autograd.grad(loss, [*parts, *own])
         for part, gradient in zip(parts, gradients, strict=False):
             part.grad = gradient
-        # The hook above hands these on at backward, times what arrives there, as the mixin does for the texts.
+        # The hook above adds these at backward, times the upstream gradient, as the mixin does for the texts.
         weight = self._weight_of_size(parts[0].shape[1])
         self._own += [(p, weight * gradient) for p, gradient in zip(own, gradients[len(parts) :], strict=True)]
         return loss.detach()
@@ -282,7 +275,7 @@ class CachedRankingLoss(CachedLossMixin, RankingLoss):
         return float(dict(zip(nested.matryoshka_dims, nested.matryoshka_weights, strict=True))[size])
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about the loss."""
+        """The settings of the loss, for the model card."""
         return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
 
 

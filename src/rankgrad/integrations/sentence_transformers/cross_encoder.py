@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rankgrad import _check
 from rankgrad.distributed import Processes
-from rankgrad.integrations.sentence_transformers.list_losses import ListLoss, described, graded
-from rankgrad.losses import ProxyRankingLoss
+from rankgrad.integrations.sentence_transformers.list_losses import ListLossFunction, described
+from rankgrad.losses import ProxyRankingLoss, ndcg_loss
 from rankgrad.losses.embedding import EmbeddingLoss
 
 
@@ -40,7 +40,7 @@ class CrossEncoderRankingLoss(nn.Module):
     def __init__(
         self,
         model: BaseModel,
-        loss: ListLoss | None = None,
+        loss: ListLossFunction | None = None,
         *,
         activation_fn: nn.Module | None = None,
         mini_batch_size: int | None = None,
@@ -100,10 +100,10 @@ class CrossEncoderRankingLoss(nn.Module):
         mask = torch.arange(int(places.max()), device=scores.device) < places.unsqueeze(1)
         table = scores.new_zeros(mask.shape).masked_scatter(mask, scores)
         relevance = grades.new_zeros(mask.shape).masked_scatter(mask, grades)
-        return (graded if self.loss is None else self.loss)(table, relevance, mask=mask)
+        return (ndcg_loss if self.loss is None else self.loss)(table, relevance, mask=mask)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about the loss."""
+        """The settings of the loss, for the model card."""
         activation = type(self.activation_fn).__name__
         return {
             "loss": described(self.loss),

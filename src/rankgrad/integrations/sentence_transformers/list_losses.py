@@ -1,4 +1,4 @@
-"""Losses of score lists that are taken where none is given."""
+"""What the losses here take as a loss of score lists, and how a model card names it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from rankgrad.losses import ndcg_loss, spearman_loss
-
-#: What turns score lists and their relevance into a loss: ``loss(scores, relevance, mask=mask)``.
-ListLoss = Callable[..., Tensor]
-
-
-def graded(scores: Tensor, relevance: Tensor, *, mask: Tensor | None) -> Tensor:
-    """NDCG loss with its defaults."""
-    return ndcg_loss(scores, relevance, mask=mask)
-
-
-def in_order(scores: Tensor, relevance: Tensor, *, mask: Tensor | None) -> Tensor:
-    """Spearman loss against the order of numbers, the highest first."""
-    return spearman_loss(scores, relevance, mask=mask)
+#: Score lists and their relevance -> a loss: ``loss(scores, relevance, mask=mask)``.
+ListLossFunction = Callable[..., Tensor]
 
 
 def described(loss: object) -> str:

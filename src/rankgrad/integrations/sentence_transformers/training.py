@@ -55,9 +55,8 @@ class ClassBatches:
                 self.column or names,
             )
         values = list(dataset[found])
-        if found in (valid_label_columns or ()) and isinstance(
-            values[0], str
-        ):  # the trainer makes a tensor of them
+        # The trainer makes a tensor of its label column.
+        if found in (valid_label_columns or ()) and isinstance(values[0], str):
             raise _check.fail(found, f"integers (dataset.class_encode_column({found!r}) makes them)", values[0])
         numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
         if len(numbers) == len(values):
@@ -127,7 +126,7 @@ class LossCheckpoint(TrainerCallback):
         path = self._path(Path(folder), args)
         if not path.is_file():
             raise FileNotFoundError(
-                f"{path}: no state of the loss there. Say LossCheckpoint(loss, resume_from=CHECKPOINT) where "
+                f"{path}: no state of the loss there. Use LossCheckpoint(loss, resume_from=CHECKPOINT) where "
                 "training goes on from another folder; a checkpoint written without this callback has none"
             )
         saved = torch.load(path, map_location="cpu", weights_only=True)

@@ -69,7 +69,7 @@ def lines(device: torch.device, cases: tuple[Case, ...]) -> Iterator[Measurement
             if case.remembered:
                 numbers = torch.arange(case.remembered, device=device)
                 memory.push(_unit(case.remembered, device), numbers % (case.remembered // retrieval.PER_CLASS))
-            candidates = memory._candidates()[0] if case.remembered else queries
+            candidates = memory._views()[0] if case.remembered else queries
             products = 3 if case.remembered else 4
             alone = timing.seconds(_products(queries, candidates, products), device, budget=0.3)
             yield from _of_case(

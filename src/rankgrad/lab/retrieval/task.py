@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import distributed
-from rankgrad.engine.registration import NotANumberError
+from rankgrad._check import NotANumberError
 from rankgrad.lab.retrieval import batches, losses, watch
 from rankgrad.lab.retrieval.config import SCRATCH_LR
 from rankgrad.lab.retrieval.source import Draw, Source, Sources

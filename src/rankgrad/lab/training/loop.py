@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import distributed
-from rankgrad.engine.registration import NotANumberError
+from rankgrad._check import NotANumberError
 from rankgrad.lab import callbacks
 from rankgrad.lab.training import checkpoint, log, optim, signals
 from rankgrad.lab.training.config import RunConfig

@@ -14,13 +14,14 @@ from rankgrad.surrogates.sodeep.networks import CNNSorter, LSTMSorter, Sorter, f
 def sodeep_rank(scores: Tensor, *, sorter: Sorter, mask: Tensor | None = None) -> Tensor:
     r"""Soft ranks from a trained sorter: :math:`\tilde r = f_\theta(s)`.
 
-    A sorter is no better than its training: scores unlike those of :func:`synthetic_lists` (beyond [-4, 4] or so)
-    are sorted badly, and an item's rank depends a little on where in memory it lies.
+    Scores unlike those the sorter was trained with (beyond [-4, 4] or so, see
+    :func:`rankgrad.lab.sodeep.synthetic_lists`) are sorted badly, and an item's rank depends a little on its
+    index.
 
     Args:
         scores: ``[..., n]``, higher is better; n up to ``sorter.length``.
-        sorter: From :func:`train` or :func:`load`. Leave it in training mode (nothing in it depends on that): in
-            evaluation mode cuDNN has no backward pass for an LSTM.
+        sorter: From :func:`rankgrad.lab.sodeep.train` or :func:`rankgrad.lab.sodeep.load`. Leave it in training
+            mode (nothing in it depends on that): in evaluation mode cuDNN has no backward pass for an LSTM.
         mask: bool, broadcast to ``scores``; items that do not exist tie behind all others, without gradient.
 
     Returns:
@@ -54,7 +55,7 @@ def sodeep_loss(
     Args:
         scores: ``[..., n]``, higher is better; n up to ``sorter.length``.
         relevance: The same shape; bool, or 0 and 1.
-        sorter: From :func:`train` or :func:`load`.
+        sorter: As in :func:`sodeep_rank`.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
 

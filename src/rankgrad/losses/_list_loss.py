@@ -17,14 +17,14 @@ from rankgrad.lists import Lists
 from rankgrad.reach import Margin, margin_of, reach_of
 
 #: A name in :data:`rankgrad.engine.forms.FORMS`, the weights of a recall loss, or W itself.
-Form = str | Tensor | Callable[[Tensor], Tensor]
+FormLike = str | Tensor | Callable[[Tensor], Tensor]
 
 
 def loss_of_lists(
     scores: Tensor,
     relevance: Tensor,
     *,
-    form: Form,
+    form: FormLike,
     lam: float | None = None,
     window: float | None = None,
     margin: Margin = 0.0,
@@ -40,8 +40,7 @@ def loss_of_lists(
     """Validate, compute the loss of ``[..., n]`` lists and bind its gradient.
 
     Args:
-        form: A name from :data:`rankgrad.engine.forms.FORMS`, the weights of a recall loss, or a callable W
-            on counts.
+        form: See :data:`FormLike`.
         lists: How many lists count, a scalar tensor, where other processes have some of them.
         spread: The spread of all scores, a scalar tensor, likewise.
         groups, num_groups: See :class:`rankgrad.lists.Lists`.
