@@ -139,7 +139,8 @@ def test_where_no_box_fits(thresholds):
 
 
 def test_order_of_the_foreground_in_loops():
-    """Spearman's distance in each class with two foreground regions or more, and its gradient by Algorithm 1."""
+    """Spearman's distance in each class with two foreground regions or more, times their number over that of all
+    regions; and its gradient by Algorithm 1."""
     logits, labels, overlap = case()
     mask = torch.arange(len(labels)) % 7 != 2
     value = RegionLoss(order_weight=0.3, memory=0)(logits, labels, mask, overlap)
@@ -149,14 +150,14 @@ def test_order_of_the_foreground_in_loops():
     odds = (logits[:, 1:] - logits[:, :1]).detach().numpy()
     rows = {c: [i for i in range(len(labels)) if labels[i] == c and mask[i]] for c in range(1, CLASSES + 1)}
     assert [len(rows[c]) >= 2 for c in rows] == [True, True, False, False]
-    total, slopes, lists = 0.0, np.zeros_like(odds), 2
+    total, slopes, regions = 0.0, np.zeros_like(odds), int(mask.sum())
     for c in (1, 2):
         scores, n = odds[rows[c], c - 1], len(rows[c])
         wanted = np.asarray(oracles.ranks(overlap[rows[c]].numpy()))
         distance = np.asarray(oracles.ranks(scores)) - wanted
-        total += 6 * float((distance**2).sum()) / (n * (n * n - 1)) / lists
-        found = oracles.windowed_rank_gradient(scores, 12 * distance / (n * (n * n - 1)), 1.0, lists)
-        slopes[rows[c], c - 1] = found
+        total += n / regions * 6 * float((distance**2).sum()) / (n * (n * n - 1))
+        found = oracles.windowed_rank_gradient(scores, 12 * distance / (n * (n * n - 1)), 1.0, 1)
+        slopes[rows[c], c - 1] = n / regions * np.asarray(found)
     assert float((value - without).detach()) == pytest.approx(0.3 * total, rel=1e-9)
     torch.testing.assert_close(gradient[:, 1:], 0.3 * torch.from_numpy(slopes), rtol=1e-6, atol=1e-9)
 
@@ -180,7 +181,20 @@ def test_the_right_order_costs_nothing():
     value = RegionLoss(order_weight=1, memory=0)(best, labels, None, overlap)
     torch.testing.assert_close(value, RegionLoss(memory=0)(best, labels))
     worst = RegionLoss(order_weight=1, memory=0)(best, labels, None, 1 - overlap)
-    assert float(worst - value) == pytest.approx(2)
+    ordered = sum(many for c in range(1, CLASSES + 1) if (many := int((labels == c).sum())) > 1)
+    assert float(worst - value) == pytest.approx(2 * ordered / len(labels))
+
+
+@pytest.mark.parametrize("foreground", [2, 5, 50])
+def test_the_order_does_not_outweigh_cross_entropy(foreground):
+    """At its weight of 0.2 no region has more than 2.4 times the gradient that cross entropy can have there."""
+    logits, _, overlap = case(200)
+    labels = torch.zeros(200, dtype=torch.int64)
+    labels[:foreground] = 1
+    new = (0.01 * logits.detach()).requires_grad_()
+    value = RegionLoss(order_weight=0.2, memory=0)(new, labels, None, overlap) - RegionLoss(memory=0)(new, labels)
+    (gradient,) = torch.autograd.grad(value, new)
+    assert 0 < float(gradient[:, 1].abs().max()) <= 2.4 / 200
 
 
 @pytest.mark.parametrize("options", [{"thresholds": True}, {"thresholds": "weighed"}, {"order_weight": 0.2}])

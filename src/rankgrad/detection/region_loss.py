@@ -123,10 +123,11 @@ class RegionLoss(nn.Module):
         thresholds: The ranking loss is the mean over the IoU thresholds t = 0.5, 0.55, ..., 0.95 of the loss where
             a region is relevant to its class if its decoded box reaches t. A t that none reaches does not count.
             ``"weighed"``: as in COCO's AP, the list of a class weighs the more, the more of its regions reach t.
-        order_weight: Weight of :func:`rankgrad.spearman_loss` among the foreground regions of each class, of the
-            batch alone: in the order of their decoded boxes' IoU. Classes with two regions or more count. Its
-            window is 1 in log-odds: one taken from their spread, which is 0.02 in a new head, makes the first
-            gradients 50 times too large.
+        order_weight: Weight of the order among the foreground regions of each class, of the batch alone:
+            :math:`\frac1N \sum_c n_c \rho_c`, with N regions in all and :math:`\rho_c` the
+            :func:`rankgrad.spearman_loss` of the :math:`n_c` foreground regions of class c against their decoded
+            boxes' IoU (window 1 in log-odds). At 0.2 a region has about the gradient that it has from cross
+            entropy, also in a class of two regions.
         lam, margin, memory, map_weight, pooled_weight, distributed, window: As in
             :class:`rankgrad.ClassRankingLoss`; ``lam=None`` makes room for a window, or for the automatic reach.
             With ``distributed`` the lists are over the regions of all processes; the cross entropy stays each
@@ -222,17 +223,23 @@ class RegionLoss(nn.Module):
             loss: Tensor = self.ranking_weight * ranking
             if self.order_weight and overlap is not None:
                 front = relevance if there is None else relevance & there
-                loss = torch.add(loss, self._order(ranked, front, overlap), alpha=self.order_weight)
+                regions = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask
+                loss = torch.add(loss, self._order(ranked, front, overlap, regions), alpha=self.order_weight)
             if self.cross_entropy:
                 loss = torch.add(loss, _cross_entropy(logits, labels, mask), alpha=self.cross_entropy)
         return loss
 
-    def _order(self, ranked: Tensor, front: Tensor, overlap: Tensor) -> Tensor:
-        """How far the foreground regions of each class are from the order of their boxes' IoU."""
+    def _order(self, ranked: Tensor, front: Tensor, overlap: Tensor, regions: Tensor) -> Tensor:
+        """How far the foreground regions of each class are from the order of their boxes' IoU.
+
+        The mean over classes, as the ranking loss has it, gives the regions of a small class a hundred times the
+        gradient of cross entropy: a detector trained so had a COCO AP of 8 instead of 37.
+        """
         if self.ranking.distributed:
-            ranked, front, overlap = gather(ranked), gather(front), gather(overlap)
+            ranked, front, overlap, regions = map(gather, (ranked, front, overlap, regions))
         wanted = overlap.to(ranked.dtype).expand(ranked.shape[1], -1)
-        return spearman_loss(ranked.T, wanted, window=ORDER_WINDOW, mask=front.T)
+        by_class = spearman_loss(ranked.T, wanted, window=ORDER_WINDOW, mask=front.T, reduction="none")
+        return (by_class * front.sum(0)).sum() / regions.sum().clamp(min=1)
 
     def reset(self) -> None:
         """Empty the memory."""
