@@ -70,6 +70,24 @@ def test_a_device_without_float64_is_named():
         (lambda: rankgrad.recall_loss(S, R, lam=1.0, weight="lgo"), ValueError, "^weight: .*'log'.*'lgo'"),
         (lambda: rankgrad.recall_loss(S, R, lam=1.0, weight=torch.ones(2, 2)), ValueError, "^weight: .*1-D"),
         (
+            lambda: rankgrad.recall_loss(S, R, weight=torch.ones(2, requires_grad=True)),
+            ValueError,
+            "^weight: .*without gradient.*callable",
+        ),
+        (lambda: rankgrad.spearman_loss(S, S, spread=torch.ones(3)), ValueError, "^spread: expected one"),
+        (lambda: rankgrad.ndcg_loss(S, R, spread=torch.ones(3)), ValueError, "^spread: expected one"),
+        (lambda: rankgrad.rank_loss(lambda r: r[..., 0], S, spread=torch.ones(4)), ValueError, "^spread: exp"),
+        (
+            lambda: rankgrad.RecallLoss()(S, torch.tensor([0, 0, 1]), items=torch.full((3,), -1)),
+            ValueError,
+            "^items: expected finite numbers >= 0, received -1",
+        ),
+        (
+            lambda: rankgrad.retrieval_pairs(S, torch.arange(3), S[:2], torch.arange(2), torch.arange(3)),
+            ValueError,
+            "^query_index: expected rows of the 2 references, received 2",
+        ),
+        (
             lambda: rankgrad.recall_loss(S, R, lam=1.0, weight=lambda c: c.sum()),
             ValueError,
             "^weight: .*shape",

@@ -177,3 +177,14 @@ def test_labels_of_another_integer_type_do_not_wrap():
     embeddings, _ = trained(4)
     loss(embeddings, torch.tensor([256, 257, 258, 259]))
     assert loss(embeddings, torch.tensor([0, 1, 2, 3], dtype=torch.uint8)) == 0  # no item has a partner
+
+
+def test_a_validation_loss_in_training_mode_is_not_remembered():
+    """torchvision's detectors give their losses in training mode alone, so that is how a validation asks."""
+    loss = rankgrad.ClassRankingLoss(memory=2)
+    scores, relevance = torch.randn(4, 3), torch.rand(4, 3) < 0.5
+    with torch.no_grad():
+        loss(scores, relevance)
+    assert loss.memory.rows == 0
+    loss(scores, relevance)
+    assert loss.memory.rows == 8

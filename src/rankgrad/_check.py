@@ -91,6 +91,16 @@ def like_scores(name: str, value: object, scores: Tensor) -> Tensor:
     return value.detach()
 
 
+def spread(value: object, scores: Tensor) -> None:
+    """Require one number for the scores of all lists, or None."""
+    if value is None:
+        return
+    found = tensor("spread", value)
+    if found.numel() != 1 or not found.is_floating_point():
+        raise fail("spread", "one floating-point number", found)
+    same_device("spread", found, "scores", scores)
+
+
 def readable(value: Tensor) -> bool:
     """Whether the values of a tensor can be read in Python, without waiting for a device or breaking a trace."""
     return (

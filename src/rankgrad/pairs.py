@@ -134,10 +134,15 @@ def check_batch(
         if ref_embeddings is None:
             raise _check.fail("query_index", "None without ref_embeddings (each item is its own row)", query_index)
         _check.per_row("query_index", query_index, "embeddings", embeddings)
+        if _check.readable(query_index) and bool((query_index >= len(ref_embeddings)).any()):
+            raise _check.fail(
+                "query_index", f"rows of the {len(ref_embeddings)} references", int(query_index.max())
+            )
     if items is not None:
         if ref_embeddings is not None:
             raise _check.fail("items", "None with ref_embeddings (query_index is for them)", items)
         _check.per_row("items", items, "embeddings", embeddings)
+        _check.numbers_of("items", items, lowest=0)
 
 
 def retrieval_pairs(
@@ -154,7 +159,7 @@ def retrieval_pairs(
         labels: ``[B]`` integers.
         ref_embeddings: ``[R, dim]`` candidates instead of the batch itself; gradient flows to them.
         ref_labels: ``[R]``.
-        query_index: ``[B]``: which row of the references each query is; that row is excluded.
+        query_index: ``[B]``: which row of the references each query is, -1 for none; that row is excluded.
 
     Returns:
         ``scores`` in float32 (float64 for float64 embeddings), ``relevance`` and ``mask``, all ``[B, R]``.

@@ -206,6 +206,7 @@ def rank_loss(
         raise TypeError(f"fn: expected a callable ranks -> list losses, received {type(fn).__name__}")
     scores = _check.floating("scores", scores)
     mask = _check.mask(mask, scores)
+    _check.spread(spread, scores)
     lists = Lists(scores, groups, num_groups, by_list=True)
 
     def flat_losses(ranks: Tensor) -> Tensor:

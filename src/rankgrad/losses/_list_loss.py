@@ -58,10 +58,7 @@ def loss_of_lists(
         if _check.tensor("lists", lists).numel() != 1 or lists.is_floating_point() or lists.dtype == torch.bool:
             raise _check.fail("lists", "one integer: how many lists count everywhere", lists)
         _check.same_device("lists", lists, "scores", scores)
-    if spread is not None:
-        if _check.tensor("spread", spread).numel() != 1 or not spread.is_floating_point():
-            raise _check.fail("spread", "one floating-point number", spread)
-        _check.same_device("spread", spread, "scores", scores)
+    _check.spread(spread, scores)
     wanted = ops.gradient_wanted(scores)
     tables = None
     if not isinstance(form, str):
@@ -101,6 +98,8 @@ def tables_of(
             raise ValueError(f"weight: expected on the device of scores ({device}), received on {form.device}")
         if form.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(form.isfinite().all()):
             raise _check.fail("weight", "finite numbers", form)
+        if form.requires_grad:
+            raise _check.fail("weight", "a tensor without gradient (parameters learn in a callable)", form)
         return forms.weight_tables(form.detach())
 
     def values_of(counts: Tensor) -> Tensor:

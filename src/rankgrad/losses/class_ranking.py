@@ -91,7 +91,8 @@ class ClassRankingLoss(nn.Module):
             scores = torch.cat([scores, old])
             relevance = torch.cat([relevance, old_relevance.to(relevance.dtype)])
         loss = self._weighted(scores, relevance, exists)
-        if self.training:
+        # torchvision's detectors give a validation loss in training mode only: without a gradient nothing is kept
+        if self.training and torch.is_grad_enabled():
             self.memory.push(current, current_relevance, mask)
         return loss
 

@@ -62,6 +62,7 @@ def ndcg_loss(
     scores = _check.floating("scores", scores)
     relevance = _check.relevance(relevance, scores)
     mask = _check.mask(mask, scores)
+    _check.spread(spread, scores)
     _check.numbers_of("relevance", relevance, mask, lowest=0)
     k = None if k is None else _check.count("k", k, at_least=1)
     dtype = compute_dtype(scores.dtype)

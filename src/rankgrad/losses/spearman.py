@@ -66,6 +66,7 @@ def spearman_loss(
     name, given = ("target_ranks", target_ranks) if target is None else ("target", target)
     given = _check.like_scores(name, given, scores)
     mask = _check.mask(mask, scores)
+    _check.spread(spread, scores)
     _check.numbers_of(name, given, mask, infinite=True)
     dtype = compute_dtype(scores.dtype)
     reach, alpha = reach_of(lam, window, dtype), margin_of(margin, dtype)
