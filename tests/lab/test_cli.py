@@ -17,6 +17,7 @@ from rankgrad.lab.recipes import run
 from rankgrad.lab.recipes.commands import explained
 from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
 from rankgrad.lab.training import checkpoint
+from rankgrad.lab.training.config import flat
 
 import images
 from runs import cli, stop_after
@@ -52,7 +53,7 @@ def test_show_prints_the_recipe(capsys):
 def test_every_setting_has_a_meaning(recipe, capsys):
     _, config = recipes.load(recipe)
     found = explained(recipe)
-    assert {key for key, _, _ in found} >= set(run.flat(config.model_dump(mode="json"))) and len(found) > 25
+    assert {key for key, _, _ in found} >= set(flat(config.model_dump(mode="json"))) and len(found) > 25
     assert [key for key, _, meaning in found if not meaning] == []
     assert cli("show", recipe) == 0
     assert capsys.readouterr().out.count("#   ") >= len(found)
@@ -183,7 +184,7 @@ def test_a_checkpoint_of_another_program(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     assert "was not written by rankgrad" in cli("eval", tmp_path / "a.safetensors")
     (tmp_path / "b.safetensors").write_text("hello")
-    assert "is not a safetensors file" in cli("eval", tmp_path / "b.safetensors")
+    assert "expected a safetensors file" in cli("eval", tmp_path / "b.safetensors")
 
 
 def test_checkpoints_carry_their_settings(trained):

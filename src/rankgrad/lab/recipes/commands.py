@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rankgrad.lab import recipes
 from rankgrad.lab.tasks import TASKS, task_class
-from rankgrad.lab.training.config import meanings
+from rankgrad.lab.training.config import flat, meanings
 from rankgrad.lab.training.errors import UserError, printable
 from rankgrad.lab.training.run_files import Result
 
@@ -108,8 +108,6 @@ def show(recipe: Annotated[str, typer.Argument(help="A recipe, a YAML file, or t
 
 def explained(recipe: str) -> list[tuple[str, str, str]]:
     """(key, value, meaning) of every setting of a recipe."""
-    from rankgrad.lab.recipes.run import flat
-
     task, config = recipes.load(recipe)
     more = task.loss_arguments(config)
     values = {key: default for key, (default, _) in more.items()} | flat(config.model_dump(mode="json"))

@@ -18,6 +18,7 @@ from rankgrad import distributed
 from rankgrad.lab import callbacks, recipes
 from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine, reuse
+from rankgrad.lab.training.config import flat
 from rankgrad.lab.training.errors import UserError, printable
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
@@ -155,14 +156,6 @@ def _one(
         checkpoint.write_text(folder / "result.json", json.dumps(vars(result), indent=1))
         write_report(folder)
     return result
-
-
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their full keys: ``{"optim.lr": 1e-5, ...}``."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
 
 
 def _same_version(folder: Path, kind: type[Task]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -93,6 +93,14 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer of many thousand digits
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their full keys: ``{"optim.lr": 1e-5, ...}``."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
