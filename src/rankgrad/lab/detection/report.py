@@ -3,8 +3,6 @@ others."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ from rankgrad.lab.report import page
 from rankgrad.lab.report.curves import COLOURS, chart
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import DataNotes, Result, read_json_if_there
+from rankgrad.lab.training.run_files import DataNotes, read_json_if_there
 from rankgrad.lab.vision.images import Store
 
 _SHOWN, _SIDE = 8, 320
@@ -96,9 +94,7 @@ def _image(source: Store, row: int) -> tuple[str, float, int, int]:
     image = Image.fromarray(source.image(row).cpu().numpy())
     scale = _SIDE / max(image.size)
     image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode(), scale, *image.size
+    return page.data_url(image), scale, *image.size
 
 
 def write_examples(
@@ -267,11 +263,6 @@ def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
     return f'<div class="wide"><svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></div>'
 
 
-def _called(run: Path) -> str:
-    """The name of a run's folder; of one seed of several, with the folder it is in."""
-    return f"{run.parent.name}/{run.name}" if run.name.startswith("seed-") else run.name
-
-
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     """AP of this run and others, both ways of scoring, with the paper's rows."""
     told = _METRICS[config.protocol()]
@@ -280,16 +271,11 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     if paper is not None:
         for name, value in zip(("paper, cross entropy", "paper, RaMBO"), paper, strict=True):
             cells.append([name, "", value, *[None] * (len(told) - 1)])
-    for folder in (*beside, run):
-        result = read_json_if_there(folder / "result.json", Result) or Result()
-        rows = {"before training": result.first, "best evaluation": result.best, "last epoch": result.last}
-        for label, row in rows.items():
-            for scores in ("softmax", "odds", "logits"):
-                if row and f"AP50 {scores}" in row:
-                    own += [len(cells)] if folder == run else []
-                    whose = "this run" if folder == run else _called(folder)
-                    name = f"{whose}, {label}" + (f" (epoch {row['epoch']:.0f})" if row["epoch"] else "")
-                    cells.append([name, scores, *(row.get(f"{m} {scores}") for m in told)])
+    for name, of_this_run, row in page.evaluations(run, beside):
+        for scores in ("softmax", "odds", "logits"):
+            if f"AP50 {scores}" in row:
+                own += [len(cells)] if of_this_run else []
+                cells.append([name, scores, *(row.get(f"{m} {scores}") for m in told)])
     note = (
         "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points; AP75 at IoU "
         "0.75 and AP, the mean over IoU 0.5 to 0.95, are COCO's."
@@ -323,7 +309,7 @@ def _gradients(runs: dict[str, Path]) -> str:
 def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
     """(heading, HTML) of a detection run; ``beside``: other runs to compare with, shown before it."""
     folders = (*beside, run)
-    names = {_called(folder) if beside else "this run": folder for folder in folders}
+    names = {page.name_of(folder) if beside else "this run": folder for folder in folders}
     if len(names) < len(folders):  # of the same name in different places
         names = {str(folder): folder for folder in folders}
     out = [("Result, %", _results(run, config, beside))]

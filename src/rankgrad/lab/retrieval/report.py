@@ -18,7 +18,7 @@ from rankgrad.lab.retrieval.config import RetrievalConfig
 from rankgrad.lab.retrieval.source import Source, Sources
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import DataNotes, Result, read_json_if_there
+from rankgrad.lab.training.run_files import DataNotes, read_json_if_there
 from rankgrad.metrics import RetrievalMetrics
 from rankgrad.pairs import unit_length
 
@@ -142,14 +142,9 @@ def _results(
         metrics = [headline, *metrics]
     cells: list[list[Any]] = [[name, *numbers, None] for name, numbers in rows]
     own = []
-    for folder in (*beside, run):
-        result = read_json_if_there(folder / "result.json", Result) or Result()
-        for which, label in (("first", "before training"), ("best", "best evaluation"), ("last", "last epoch")):
-            if row := getattr(result, which):
-                own += [len(cells)] if folder == run else []
-                whose = "this run" if folder == run else folder.name
-                epoch = "" if which == "first" else f" (epoch {row['epoch']:.0f})"
-                cells.append([f"{whose}, {label}{epoch}", *(row.get(m) for m in metrics)])
+    for name, of_this_run, row in page.evaluations(run, beside):
+        own += [len(cells)] if of_this_run else []
+        cells.append([name, *(row.get(m) for m in metrics)])
     note += (
         f" The best evaluation is the one with the highest {headline} on the test items themselves, so it is an "
         "optimistic estimate; that of the last epoch is not chosen by them."

@@ -19,7 +19,7 @@ _OTHERS = {
 
 def _files(given: list[Path]) -> list[Path]:
     """Images, and those in folders."""
-    from rankgrad.lab.retrieval.images.data.folder import images_in
+    from rankgrad.lab.vision.folders import images_in
 
     paths = [path for one in given for path in (images_in(one) if one.is_dir() else [one])]
     if not paths:
