@@ -6,9 +6,7 @@ that is killed leaves what it has measured. A section that fails is noted, and t
 
 from __future__ import annotations
 
-import datetime
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,16 +180,16 @@ SECTIONS: dict[str, Callable[[torch.device, Sizes], Iterator[Measurement]]] = {
 
 def reach(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 = torch's choice")] = 0,
+    threads: tables.ThreadsOption = 0,
     rehearse: Annotated[bool, typer.Option(help="small inputs, to see that everything runs")] = False,
-    markdown: Annotated[Path | None, typer.Option(help="write the tables here as Markdown")] = None,
+    markdown: tables.MarkdownOption = None,
 ) -> None:
     """Measure windows beside lambda, losses without the matrix and the cost of plain calls, beside their goals."""
     if threads:
         torch.set_num_threads(threads)
-    place, begin = torch.device(device), time.monotonic()
-    head = f"# rankgrad bench reach, {datetime.date.today().isoformat()}\n\n"
-    head += f"`rankgrad {' '.join(sys.argv[1:])}`; {machine.in_a_line(place)}. Forward and backward. "
+    place, begin = machine.device_of(device), time.monotonic()
+    head = f"# rankgrad bench reach, {tables.today()}\n\n"
+    head += f"`{tables.command()}`; {machine.in_a_line(place)}. Forward and backward. "
     head += 'The column "goal" has the limit that a row must meet; "eager" includes the time of Python.\n'
     done: dict[str, list[Measurement]] = {}
     console = Console()
