@@ -3,6 +3,7 @@ others."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -74,6 +75,10 @@ class ByClass(TypedDict):
 Heading = Literal["examples", "hardest"]
 _HEADINGS: dict[Heading, str] = {"examples": "Detections", "hardest": "The most confident mistakes"}
 
+_BARS_STYLE = """<style>
+.bars td:nth-child(2) { width: 500px; } .bars .bar { height: 8px; margin: 1px 0; }
+.bars i { display: inline-block; width: 10px; height: 10px; margin: 0 5px 0 12px; }
+</style>"""
 _STYLE = """<style>
 .scene { display: flex; flex-wrap: wrap; gap: 12px; margin: 10px 0 16px; }
 .scene figure { margin: 0; } .scene svg { display: block; border-radius: 6px; }
@@ -226,41 +231,22 @@ def _scenes(runs: dict[str, Detections], heading: Heading) -> str:
 
 
 def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
-    """A bar chart as SVG, horizontal: a group for each class, a bar for each run, in percent."""
-    names = list(dict.fromkeys(name for of_run in reversed(values.values()) for name in of_run))  # its own first
-    longest = max(map(len, names), default=0)
-    thick, gap, left, width = max(5, 15 // len(values)), 7, max(96, 14 + 6 * longest), 780
-    row = thick * len(values) + gap
-    height = 46 + row * len(names)
-    parts = [f'<text x="0" y="14" style="font-weight:600">{escape(title)}</text>']
-    at = float(left)
-    for number, run in enumerate(values):
-        colour = COLOURS[number % len(COLOURS)]
-        parts.append(f'<rect x="{at}" y="22" width="10" height="10" fill="{colour}"/>')
-        parts.append(f'<text x="{at + 15}" y="31">{escape(run)}</text>')
-        at += 30 + 6.6 * len(run)
-    for line in range(0, 101, 20):
-        x = left + (width - left - 50) * line / 100
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="38" y2="{height - 4}" stroke="#e3e6ec"/>')
-    for place, name in enumerate(names):
-        top = 42 + place * row
-        middle = top + (row - gap) / 2 + 4
-        parts.append(f'<text x="{left - 8}" y="{middle:.1f}" text-anchor="end">{escape(name)}</text>')
-        for number, of_run in enumerate(values.values()):
-            value = of_run.get(name)
-            if value is None:
-                continue
-            wide, y = (width - left - 50) * value / 100, top + number * thick
-            colour = COLOURS[number % len(COLOURS)]
-            parts.append(
-                f'<rect class="bar" x="{left}" y="{y}" width="{wide:.1f}" height="{thick - 1}" fill="{colour}">'
-                f"<title>{escape(name)} {value:.1f}</title></rect>"
-            )
-        told = " / ".join("-" if (v := of_run.get(name)) is None else f"{v:.1f}" for of_run in values.values())
-        best = max((v for of_run in values.values() if (v := of_run.get(name)) is not None), default=0.0)
-        parts.append(f'<text x="{left + (width - left - 50) * best / 100 + 5:.1f}" y="{middle:.1f}">{told}</text>')
-    size = f'width="{width}" height="{height}" viewBox="0 0 {width + 20 * len(values)} {height}"'
-    return f'<div class="wide"><svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></div>'
+    """Bars in percent as an HTML table: a row for each class, a bar for each run."""
+    names = dict.fromkeys(name for of_run in reversed(values.values()) for name in of_run)  # this run's first
+    looks = [f"background:{colour}" for _, colour in zip(values, itertools.cycle(COLOURS), strict=False)]
+    keys = [f'<i style="{look}"></i>{escape(run)}' for run, look in zip(values, looks, strict=True)]
+    rows = ""
+    for name in names:
+        found = [of_run.get(name) for of_run in values.values()]
+        drawn = "".join(
+            f'<div class="bar" style="width:{value:.1f}%;{look}"></div>'
+            for value, look in zip(found, looks, strict=True)
+            if value is not None
+        )
+        told = " / ".join("-" if value is None else f"{value:.1f}" for value in found)
+        rows += f"<tr><td>{escape(name)}</td><td>{drawn}</td><td>{told}</td></tr>"
+    head = f"<p><b>{escape(title)}</b> {' '.join(keys)}</p>"
+    return f'<div class="wide bars">{head}<table>{rows}</table></div>'
 
 
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
@@ -323,7 +309,7 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
             bars({name: found[scores].AP50 for name, found in by_class.items()}, f"AP50, {scores} scores")
             for scores in ("softmax", "odds")
         ]
-        out.append(("Average precision by class, %", "".join(drawn)))
+        out.append(("Average precision by class, %", _BARS_STYLE + "".join(drawn)))
     if config.precision != "fp16":
         out.append(("Gradients at the classifier", _gradients(names)))
     kept = {name: read_json_if_there(folder / "detections.json", Detections) for name, folder in names.items()}
