@@ -10,10 +10,10 @@ from torchvision import models
 
 import rankgrad
 from rankgrad.lab.retrieval import losses
-from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.retrieval.images import model
 from rankgrad.lab.retrieval.images.config import Model, View
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.named import Named
 
 IMAGES = torch.randn(2, 3, 64, 64)
 

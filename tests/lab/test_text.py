@@ -12,10 +12,10 @@ pytest.importorskip("sentence_transformers")
 import text_files as texts
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
-from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.text import data, graded
 from rankgrad.lab.text.config import Data
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.named import Named
 from rankgrad.lab.use import exporting, load
 from rankgrad.metrics import ndcg
 
