@@ -53,10 +53,10 @@ def train(
     """Train a recipe. Several processes: torchrun --nproc-per-node N -m rankgrad train ..."""
     from rankgrad import distributed
     from rankgrad.lab.recipes import run
-    from rankgrad.lab.training.output import may_go_nowhere
+    from rankgrad.lab.training.output import ignoring_write_errors
 
     overrides = [*(settings or []), *_root(data)]
-    with may_go_nowhere():
+    with ignoring_write_errors():
         try:
             folder, results = run.run(recipe, overrides, out=out, resume=resume, previous=previous, seeds=seeds)
         except KeyboardInterrupt as error:
@@ -86,7 +86,7 @@ def _tell(folder: Path, results: list[Result]) -> None:
 
 
 def ls() -> None:
-    """Recipes, losses and data sets."""
+    """List recipes, losses and data sets."""
     listings = {"recipe": {name: recipes.summary(name) for name in recipes.recipe_names()}}
     for name in TASKS:
         listings |= {f"{name}: {kind}": entries for kind, entries in task_class(name).listing().items()}
@@ -99,7 +99,7 @@ def ls() -> None:
 
 
 def show(recipe: Annotated[str, typer.Argument(help="A recipe, a YAML file, or the folder of a run.")]) -> None:
-    """Print a recipe, then every setting with its value there and its meaning."""
+    """Print a recipe, then every setting with its value and its meaning."""
     print(recipes.recipe_text(recipe), end="")
     print("\n# Every setting, its value here, and what it means:\n#")
     for key, value, meaning in explained(recipe):
@@ -110,7 +110,8 @@ def explained(recipe: str) -> list[tuple[str, str, str]]:
     """(key, value, meaning) of every setting of a recipe."""
     task, config = recipes.load(recipe)
     more = task.loss_arguments(config)
-    values = {key: default for key, (default, _) in more.items()} | flat(config.model_dump(mode="json"))
+    given = flat(config.model_dump(mode="json"))
+    values = given | {key: default for key, (default, _) in more.items() if key not in given}
     told = meanings(task.config_class) | {key: meaning for key, (_, meaning) in more.items()}
     sections = list(dict.fromkeys(key.partition(".")[0] for key in told))
     keys = sorted(values, key=lambda key: sections.index(key.partition(".")[0]))
@@ -142,7 +143,7 @@ def report(
         list[Path] | None, typer.Option(help="Another run to compare with; may be repeated.")
     ] = None,
 ) -> None:
-    """Write the report of a run again."""
+    """Write the report of a run again, on request compared with other runs."""
     from rankgrad.lab.recipes.run import write_report
 
     _OUT.print(printable(f"report: {write_report(run, beside or [])}"), markup=False)

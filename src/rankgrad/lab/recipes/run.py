@@ -186,22 +186,21 @@ def seed_statistics(results: Sequence[Result]) -> list[dict[str, Any]]:
             if metric in ("step", "epoch"):
                 continue
             values = [getattr(result, which)[metric] for result in results]
-            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-            rows.append(
-                {
-                    "metric": metric,
-                    "of": which,
-                    "mean": statistics.fmean(values),
-                    "deviation": deviation,
-                    "values": values,
-                }
-            )
+            found = {"mean": statistics.fmean(values), "deviation": statistics.stdev(values), "values": values}
+            rows.append({"metric": metric, "of": which, **found})
     return rows
+
+
+def _data_notes(folder: Path) -> DataNotes:
+    """``data.json`` of a run, or of the first of several seeds."""
+    places = [folder / "data.json", *sorted(folder.glob("seed-*/data.json"))]
+    notes: DataNotes = read_json(next(place for place in places if place.is_file()), DataNotes)
+    return notes
 
 
 def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
     """A line for each run whose network was better before training than after it."""
-    notes = read_json(min(folder.glob("**/data.json")), DataNotes)
+    notes = _data_notes(folder)
     metric, advice = notes.get("headline", ""), notes.get("advice", "try a lower lr")
     return [
         f"this run ended below its start: {metric} {result.first[metric]:.1f} before training, "
@@ -213,7 +212,7 @@ def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
 
 def chosen_by(folder: Path) -> str:
     """What chose the best evaluation, where that is the test part."""
-    metric = read_json(next(folder.glob("**/data.json")), DataNotes).get("headline")
+    metric = _data_notes(folder).get("headline")
     return f", by {metric} on the test part" if metric else ""
 
 
