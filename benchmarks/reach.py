@@ -194,8 +194,9 @@ def main(words: list[str] | None = None) -> int:
         torch.set_num_threads(args.threads)
     place, begin = machine.device_of(args.device), time.monotonic()
     head = f"# Reach, {tables.today()}\n\n"
-    head += f"`python -m benchmarks.reach {' '.join(sys.argv[1:])}`; {machine.in_a_line(place)}. Forward and backward."
-    head += ' The column "goal" has the limit that a row must meet; "eager" includes the time of Python.\n'
+    head += f"`python -m benchmarks.reach {' '.join(sys.argv[1:])}`; {machine.summary(place)}. "
+    head += 'Forward and backward. The column "goal" has the limit that a row must meet; '
+    head += '"eager" includes the time of Python.\n'
     done: dict[str, list[Measurement]] = {}
     console = Console()
     for title, measure in SECTIONS.items():

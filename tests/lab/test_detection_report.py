@@ -59,7 +59,7 @@ def test_what_it_says(report):
         "hardware",
     ):
         assert said in text
-    assert ">ranking</text>" in text and ">ce &lt;1&gt;</text>" in text  # the bars' names
+    assert "</i>ranking" in text and "</i>ce &lt;1&gt;" in text  # the names of the bars
     for folder, name in ((out, "ranking"), (ce, "ce &lt;1&gt;")):  # each drawn from a score of its own
         own = json.loads((folder / "detections.json").read_text())["threshold"]
         assert f"{name}: Detections with a score (softmax) of at least {own:.2g}, " in text

@@ -75,8 +75,8 @@ def build() -> typer.Typer:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; user errors are printed as one line."""
-    from rankgrad.lab.training.errors import UserError, in_a_line, printable
-    from rankgrad.lab.training.output import may_go_nowhere
+    from rankgrad.lab.training.errors import UserError, meaning_of, printable
+    from rankgrad.lab.training.output import ignoring_write_errors
 
     try:
         return build()(arguments)
@@ -84,18 +84,18 @@ def main(arguments: list[str] | None = None) -> Any:
         message, status = printable(f"rankgrad: {error}"), getattr(error, "status", 1)
         if status == 1:
             sys.exit(message)
-        with may_go_nowhere():
+        with ignoring_write_errors():
             print(message, file=sys.stderr)
         sys.exit(status)
     except (KeyboardInterrupt, SystemExit) as error:
         # before a verb begins, and where typer has made a status of it
         if isinstance(error, SystemExit) and error.code != 128 + signal.SIGINT:
             raise
-        with may_go_nowhere():
+        with ignoring_write_errors():
             print("rankgrad: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except (MemoryError, RuntimeError, ValueError) as error:
-        told = in_a_line(error)
+        told = meaning_of(error)
         if told is None:
             raise
         sys.exit(f"rankgrad: {told}")

@@ -69,7 +69,7 @@ def _sections(
     place: torch.device, table: list[long_lists.LongListRow], pairs: list[retrieval.RetrievalRow]
 ) -> Sections:
     """The tables of a device, of what has been measured so far."""
-    title = machine.in_a_line(place)
+    title = machine.summary(place)
     exponents = [["relevant", "exponent of n, from 1M"]]
     for k in long_lists.relevant_counts(long_lists.LENGTHS[0]):
         found = long_lists.growth(table, k)
@@ -109,7 +109,7 @@ def _measured(
         save(_sections(place, table, pairs))
     sections = _sections(place, table, pairs)
     numbers: dict[str, Any] = {
-        "machine": machine.in_a_line(place),
+        "machine": machine.summary(place),
         "lists": [dataclasses.asdict(r) for r in table],
         "growth": {k: long_lists.growth(table, k) for k in long_lists.relevant_counts(lengths[0])},
         "retrieval": [dataclasses.asdict(r) for r in pairs],

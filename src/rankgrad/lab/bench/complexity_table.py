@@ -73,7 +73,7 @@ def complexity(
     text = ""
     numbers: dict[str, Any] = {}
     for place in places:
-        where, told = torch.device(place), machine.in_a_line(torch.device(place))
+        where, told = torch.device(place), machine.summary(torch.device(place))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             rows = len(names) or len(measured.contenders())
             task = progress.add_task(place, total=rows * len(lengths))

@@ -78,7 +78,7 @@ def mean_errors(sorter: torch.nn.Module, length: int) -> tuple[float, float]:
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    verbs = typer.Typer(help="SoDeep's sorting networks.", no_args_is_help=True)
+    verbs = typer.Typer(help="Train sorting networks for the SoDeep baseline.", no_args_is_help=True)
     verbs.callback()(lambda: None)  # without one, typer would drop the name of the only verb
     verbs.command()(train)
     app.add_typer(verbs, name="sodeep")
