@@ -234,19 +234,26 @@ class RetrievalTask(Task):
     def judge(
         cls, network: nn.Module, sources: Sources, config: Any, progress: Callable[[int], None] = lambda done: None
     ) -> Judged:
-        """Embed queries and gallery, and rank them exactly."""
+        """Embed queries and gallery, and measure them."""
         queries = embed(network, sources.query, config.precision, progress=progress)
-        labels, done = sources.query.items.labels.to(queries.device), len(queries)
-        gallery: Tensor | None = None
-        others: tuple[Tensor, ...] = ()
+        done, gallery = len(queries), None
         if sources.gallery is not None:
             gallery = embed(network, sources.gallery, config.precision, progress=lambda n: progress(done + n))
-            others = gallery, sources.gallery.items.labels.to(queries.device)
         try:
-            found = retrieval_metrics(queries, labels, *others)
+            return Judged(*cls.measure(queries, gallery, sources, config), queries, gallery)
         except NotANumberError as error:
             raise TrainingError(f"{error}: the network produced NaN or infinite embeddings") from None
-        return Judged(found, found.summary(config.recall_at), queries, gallery)
+
+    @classmethod
+    def measure(
+        cls, queries: Tensor, gallery: Tensor | None, sources: Sources, config: Any
+    ) -> tuple[RetrievalMetrics, dict[str, float]]:
+        """Metrics of each query, ranked exactly, and their summary in percent."""
+        labels, candidates = sources.query.items.labels.to(queries.device), None
+        if sources.gallery is not None:
+            candidates = sources.gallery.items.labels.to(queries.device)
+        found = retrieval_metrics(queries, labels, gallery, candidates)
+        return found, found.summary(config.recall_at)
 
     def evaluate(self) -> dict[str, float]:
         """R@K, mAP@R and AP in percent."""
