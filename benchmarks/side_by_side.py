@@ -141,9 +141,7 @@ def _work(jobs: Connection, threads: int) -> None:
                     print(error)
                     write_text(job.folder / FAILED, f"{error}\n")
                     how = f"failed: {error}"
-                except (
-                    Exception
-                ):  # the machine's fault or the program's, not the loss's: tried again in the next call
+                except Exception:  # of the machine or the program, not of the loss: tried again in the next call
                     traceback.print_exc()
                     how = f"FAILED, see {job.folder}/output.txt"
             print(f"ended {job.row}, seed {job.seed}: {how}", flush=True)

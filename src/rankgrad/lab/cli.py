@@ -57,16 +57,12 @@ def build() -> typer.Typer:
     from rankgrad.lab.sodeep import commands as sodeep
     from rankgrad.lab.use import commands as use
 
-    app = typer.Typer(
-        help="Train directly for ranking metrics.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-    )
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     version = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")
 
     @app.callback()
     def options(version: bool = version) -> None:
-        """Train directly for ranking metrics."""
+        """Train directly for ranking metrics. A first try: rankgrad train digits"""
 
     for verbs in (recipes, use, bench, sodeep, figures):
         verbs.register(app)

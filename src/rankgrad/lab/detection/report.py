@@ -187,13 +187,7 @@ def _scene(
     for number in ((~close.any(1)) & ~objects.difficult).nonzero().flatten().tolist():
         box = [round(v * scale, 1) for v in objects.boxes[number].tolist()]
         boxes.append({"box": box, "name": classes[int(objects.labels[number]) - 1], "kind": "missed"})
-    return {
-        "name": source.scenes.names[row],
-        "image": image,
-        "width": wide,
-        "height": high,
-        "boxes": boxes,
-    }
+    return {"name": source.scenes.names[row], "image": image, "width": wide, "height": high, "boxes": boxes}
 
 
 def _drawn(scene: Scene, whose: str) -> str:

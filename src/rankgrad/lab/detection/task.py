@@ -139,9 +139,7 @@ def _in_files(detected: Detections, scales: Tensor) -> Detections:
     ]
 
 
-def _everyone(
-    found: dict[str, dict[int, dict[str, Tensor]]],
-) -> dict[str, dict[int, dict[str, Tensor]]]:
+def _everyone(found: dict[str, dict[int, dict[str, Tensor]]]) -> dict[str, dict[int, dict[str, Tensor]]]:
     """What all processes found."""
     if not distributed.active():
         return found

@@ -93,11 +93,7 @@ def write_examples(
                 **_item(query, row),
                 "rank": int(found.first[row]),
                 "nearest": [
-                    {
-                        **_item(source, other),
-                        "score": round(score, 3),
-                        "right": relevant(row, other),
-                    }
+                    {**_item(source, other), "score": round(score, 3), "right": relevant(row, other)}
                     for other, score in zip(others, similar, strict=True)
                     if score > -torch.inf
                 ],

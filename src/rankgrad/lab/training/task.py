@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad.lab.training.config import RunConfig
-from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Trained
 
 
@@ -103,11 +102,11 @@ class Task(ABC):
         """The metrics of a checkpoint on its data set's test items; ``notes`` is what :meth:`metadata` gave."""
 
     @classmethod
+    @abstractmethod
     def trained(
         cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
     ) -> Trained:
         """The network of a checkpoint, ready to be used; see :func:`rankgrad.lab.use.load`."""
-        raise UserError(f"RUN: a network of the task {config.task!r} cannot be used from its run")
 
     @classmethod
     @abstractmethod

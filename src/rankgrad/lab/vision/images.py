@@ -248,9 +248,7 @@ class Store:
             if isinstance(source, Path) and not source.is_file():
                 return "missing"
             return self._decode(source)
-        except (
-            Exception
-        ) as error:  # Pillow raises many kinds for broken files: all of them mean this file is broken
+        except Exception as error:  # Pillow raises many kinds, all of which mean that this file is broken
             return f"broken ({error})"
 
     def _decode_all(self, sources: Sequence[Path | Tensor], room: _Room) -> Iterator[Tensor | str]:
