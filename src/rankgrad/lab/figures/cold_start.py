@@ -21,6 +21,7 @@ from rankgrad import metrics
 from rankgrad.detection.region_loss import RegionLoss, class_log_odds
 from rankgrad.lab.figures import style
 from rankgrad.lab.figures.drawing import Drawing, FigureInputs
+from rankgrad.lab.report.curves import apart
 
 STEPS = 150
 #: Which losses are drawn, of :data:`FORMS`.
@@ -188,7 +189,7 @@ def draw(inputs: FigureInputs) -> list[Drawing]:
             axes.grid(True, axis="y")
         right.set_yscale("log")
         ends = {name: curve.mean_average_precision[-1] for name, curve in curves.items()}
-        for (name, height), place in zip(ends.items(), style.apart(list(ends.values()), 8, 2, 98), strict=True):
+        for (name, height), place in zip(ends.items(), apart(list(ends.values()), 8, 2, 98), strict=True):
             told = f"{name.replace('cross entropy', 'CE')} {height:.0f}"
             left.text(STEPS * 1.02, place, told, color=LOOKS[name], va="center", fontsize=8)
     return [Drawing("cold-start", figure, CAPTION)]
