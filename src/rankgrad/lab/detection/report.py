@@ -246,7 +246,7 @@ def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     """AP of this run and others, both ways of scoring, with the paper's rows."""
     told = _METRICS[config.protocol()]
-    header, cells, own = ["loss", "scores", *told], [], []
+    header, cells, own = ["run", "scores", *told], [], []
     paper = TABLE.get((config.data.name, config.model.backbone))
     if paper is not None:
         for name, value in zip(("paper, cross entropy", "paper, RaMBO"), paper, strict=True):
@@ -282,7 +282,7 @@ def _gradients(runs: dict[str, Path]) -> str:
             "cross entropy's": [(row["step"], row["logit_gradient_ce"]) for row in rows],
         }
         charts.append(chart(f"norm at the class logits: {name}", series, "step", smooth=True))
-    told = "Norm of the loss's gradient at the class logits of a batch, and of the one cross entropy has there."
+    told = "Norm of the gradient of this loss, and of cross entropy, at the class logits of a batch."
     return f'<div class="charts">{"".join(charts)}</div><p>{told}</p>'
 
 
@@ -322,5 +322,5 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
 
 def _shown_from(found: Detections) -> str:
     """Which detections of a run are drawn."""
-    why = "where F1 over all classes is best" if found["right"] else "the most confident: none is right"
+    why = "the threshold with the best F1" if found["right"] else "the most confident: none is right"
     return f"Detections with a score ({found['scores']}) of at least {found['threshold']:.2g}, {why}."

@@ -113,7 +113,7 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     )
     if config.target is not None:
         note += f" The recipe expects test NDCG@{config.ndcg_at[-1]} of about {config.target:g}."
-    return page.table(["ranker", chosen_by, *metrics], cells, own=own) + f"<p>{escape(note)}</p>"
+    return page.table(["run", chosen_by, *metrics], cells, own=own) + f"<p>{escape(note)}</p>"
 
 
 def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:

@@ -79,7 +79,7 @@ def _tell(folder: Path, results: list[Result]) -> None:
         (result,) = results
         _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f}{run.chosen_by(folder)})")
         _OUT.print(f"last  {log.in_words(result.last)}  in {machine.duration(result.seconds)}")
-        _OUT.print(f"training alone: {result.speed:,.0f} items/s")
+        _OUT.print(f"training speed without evaluations: {result.speed:,.0f} items/s")
     _OUT.print(printable(f"report: {folder / 'report.html'}"), markup=False)
     for line in run.below_start(folder, results):
         _OUT.print(line, markup=False)

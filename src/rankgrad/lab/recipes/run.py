@@ -34,7 +34,7 @@ from rankgrad.lab.training.task import Task
 
 #: Bytes that must be free where a run is written.
 ROOM = 256 << 20
-#: Settings that may change when a run goes on: they do not touch its numbers.
+#: Settings that may differ when a run is resumed: they do not change its results.
 _FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
 
 

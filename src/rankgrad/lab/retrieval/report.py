@@ -143,7 +143,7 @@ def _results(
         cells.append([name, *(row.get(m) for m in metrics)])
     note += (
         f" The best evaluation is the one with the highest {headline} on the test items themselves, so it is an "
-        "optimistic estimate; that of the last epoch is not chosen by them."
+        "optimistic estimate; the last epoch is not chosen by the test items."
     )
     if config.target is not None:
         note += f" The recipe expects R@1 of about {config.target:g}."
@@ -187,8 +187,8 @@ def sections(
         out.append(("Data and embeddings", data))
     if examples := read_json_if_there(run / "examples.json", Examples):
         told = (
-            "<p>A query and its nearest items with their class and similarity: green has the query's class, "
-            "red has not.</p>"
+            "<p>A query and its nearest items with their class and similarity: green items have the query's "
+            "class, red ones do not.</p>"
         )
         for name, heading in (("examples", "Retrieval examples"), ("hardest", "The hardest queries")):
             shown = "".join(_row(example) for example in examples[name])

@@ -1,4 +1,4 @@
-"""Settings of a run: sections with checked values, where an unknown key names the nearest known one."""
+"""Settings of a run, in sections with checked values; the error of an unknown key suggests the nearest one."""
 
 from __future__ import annotations
 

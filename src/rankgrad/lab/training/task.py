@@ -54,7 +54,7 @@ class Task(ABC):
     def watch(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
         """Check the logged rows of finished steps: returns lines to print, or raises to stop the run.
 
-        A run that goes on begins with the rows of before, so any state of this method must follow from them.
+        A resumed run begins with the rows logged before, so any state of this method must follow from them.
         """
         return []
 
@@ -78,7 +78,7 @@ class Task(ABC):
 
     @abstractmethod
     def metadata(self) -> dict[str, Any]:
-        """What a checkpoint needs beside settings and weights to be used again."""
+        """What a checkpoint needs besides settings and weights to build the network again."""
 
     @abstractmethod
     def finish(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A finished run in use: loaded in a program, searched, drawn, exported."""
+"""Use the network of a run: load it in Python, embed, search, detect, export."""
 
 from __future__ import annotations
 

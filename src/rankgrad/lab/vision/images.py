@@ -296,7 +296,7 @@ class Store:
 
 
 def leave_out(stores: Sequence[Store | None], many: int, broken: str) -> str:
-    """What is said of the images that are left out, nothing if none is; ``broken="refuse"`` refuses any."""
+    """A note on the images that are left out, empty if there are none; ``broken="refuse"`` makes them an error."""
     faults = [fault for store in stores if store is not None for fault in store.faults]
     if faults and broken == "refuse":
         raise UserError(f"--data: {listed(faults, many)}. data.broken=skip leaves them out.")
