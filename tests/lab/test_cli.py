@@ -293,10 +293,9 @@ def test_eval_on_all_of_another_folder(trained):
     seen = []
     for share in ([], ["test_share=1"]):
         settings = [f"data.root={trained[2]}", *share]
-        weights, notes = checkpoint.load_weights(trained[0] / "best.safetensors")
-        _, config = recipes.checked(notes["config"], settings)
-        seen.append(len(read_sources(config.data, config.view, torch.device("cpu"), train=False)[1]))
-        assert ImageTask.evaluate_checkpoint(config, weights, notes, torch.device("cpu"))
+        _, found = recipes.of_checkpoint(trained[0] / "best.safetensors", settings)
+        seen.append(len(read_sources(found.config.data, found.config.view, torch.device("cpu"), train=False)[1]))
+        assert ImageTask.evaluate_checkpoint(found, torch.device("cpu"))
     assert seen[1] == 2 * seen[0] == len([p for p in trained[2].rglob("*") if p.is_file()])
     told = cli("train", "folder", "--data", trained[2], "test_share=1", *SMALL)
     assert "found 0 images of 0 classes; data.test_share and data.split_seed choose" in told

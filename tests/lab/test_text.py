@@ -94,10 +94,8 @@ def test_the_trained_model_is_there_for_sentence_transformers(tmp_path, model):
     trained, start = SentenceTransformer(str(folder / "model"), device="cpu"), SentenceTransformer(str(model))
     embedded = [torch.tensor(one.encode(["word1 word2"])) for one in (trained, start)]
     assert not torch.allclose(*embedded, atol=1e-3)
-    task, config = recipes.load(str(folder))
-    from rankgrad.lab.training.checkpoint import load_weights
-
-    network = task.rebuild(config, *load_weights(folder / "best.safetensors")).eval()
+    task, best = recipes.of_checkpoint(folder / "best.safetensors")
+    network = task.rebuild(best).eval()
     torch.testing.assert_close(network(["word1 word2"]), embedded[0], atol=1e-5, rtol=1e-4)
 
 

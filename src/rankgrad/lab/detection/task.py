@@ -21,6 +21,7 @@ from rankgrad.lab.detection.config import Boxes, Config, Data
 from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
 from rankgrad.lab.detection.scenes import NARROWEST, Objects, Scenes, notes_on
 from rankgrad.lab.training import log, optim
+from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.seeding import step_generator
@@ -314,23 +315,21 @@ class DetectionTask(Task):
         return {"loss": losses, "data set": dict(data.READERS)}
 
     @classmethod
-    def evaluate_checkpoint(
-        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> dict[str, float]:
+    def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
         """The metrics of a checkpoint on its data set's test images."""
-        network = _rebuilt(config, weights, notes).to(device)
+        config, _, notes = checkpoint
+        network = _rebuilt(checkpoint).to(device)
         _, source, classes = read_sources(config.data, config.view.longest(), device, tuple(notes["classes"]))
         with log.progress("detecting", len(source.scenes), 0, show=True) as bar:
             return measure(network, source, config, len(classes), bar.advance).summary()
 
     @classmethod
-    def trained(
-        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> Trained:
+    def trained(cls, checkpoint: Checkpoint, device: torch.device) -> Trained:
         """From image files to boxes."""
         from rankgrad.lab.detection.trained import TrainedDetector
 
-        return TrainedDetector(config, _rebuilt(config, weights, notes), device, tuple(notes["classes"]))
+        classes = tuple(checkpoint.notes["classes"])
+        return TrainedDetector(checkpoint.config, _rebuilt(checkpoint), device, classes)
 
     @classmethod
     def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
@@ -340,8 +339,9 @@ class DetectionTask(Task):
         return sections(run, config, beside)
 
 
-def _rebuilt(config: Config, weights: dict[str, Tensor], notes: dict[str, Any]) -> model.Detector:
+def _rebuilt(checkpoint: Checkpoint) -> model.Detector:
     """The network of a checkpoint."""
+    config, weights, notes = checkpoint
     regions = config.batch.regions
     return model.rebuild(config.model, config.view, regions=regions, notes=notes, weights=weights)
 

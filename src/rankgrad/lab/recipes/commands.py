@@ -132,9 +132,9 @@ def evaluate(
     from rankgrad.lab.training import log, machine
 
     overrides = [*(settings or []), *_root(data)]
-    task, config, weights, notes = recipes.of_checkpoint(recipes.checkpoint_of(run), overrides)
-    metrics = task.evaluate_checkpoint(config, weights, notes, machine.device_of(config.device))
-    _OUT.print(log.in_words(metrics))
+    task, checkpoint = recipes.of_checkpoint(recipes.checkpoint_of(run), overrides)
+    device = machine.device_of(checkpoint.config.device)
+    _OUT.print(log.in_words(task.evaluate_checkpoint(checkpoint, device)))
 
 
 def report(

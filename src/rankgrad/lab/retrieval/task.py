@@ -16,6 +16,7 @@ from rankgrad.lab.retrieval import batches, losses, watch
 from rankgrad.lab.retrieval.config import SCRATCH_LR
 from rankgrad.lab.retrieval.source import Draw, Source, Sources
 from rankgrad.lab.training import log, optim
+from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.errors import TrainingError, UserError
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
@@ -151,7 +152,7 @@ class RetrievalTask(Task):
 
     @classmethod
     @abstractmethod
-    def rebuild(cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any]) -> Any:
+    def rebuild(cls, checkpoint: Checkpoint) -> Any:
         """The network of a checkpoint."""
 
     def _counts(self) -> str:
@@ -292,12 +293,10 @@ class RetrievalTask(Task):
             write_examples(folder, found.metrics, found.queries, found.gallery, sources, self.relevant)
 
     @classmethod
-    def evaluate_checkpoint(
-        cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> dict[str, float]:
+    def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
         """The metrics of a checkpoint on its data set's test items."""
-        config = cls.completed(config)
-        network = cls.rebuild(config, weights, notes).to(device)
+        config = cls.completed(checkpoint.config)
+        network = cls.rebuild(checkpoint._replace(config=config)).to(device)
         sources = cls.sources(config, device, train=False)
         many = len(sources.query) + (len(sources.gallery) if sources.gallery else 0)
         with log.progress("embedding", many, 0, show=True) as bar:

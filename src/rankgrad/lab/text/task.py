@@ -17,7 +17,7 @@ from rankgrad.lab.text import data, graded, model
 from rankgrad.lab.text.config import Config
 from rankgrad.lab.text.source import TextSource
 from rankgrad.lab.text.trained import TrainedTextEmbedder
-from rankgrad.lab.training.checkpoint import fill
+from rankgrad.lab.training.checkpoint import Checkpoint, fill
 from rankgrad.lab.training.errors import UserError
 from rankgrad.metrics import RetrievalMetrics
 
@@ -99,18 +99,16 @@ class TextTask(RetrievalTask):
         return model.build(config.model, config.seed), {}
 
     @classmethod
-    def rebuild(cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any]) -> model.TextEmbedder:
+    def rebuild(cls, checkpoint: Checkpoint) -> model.TextEmbedder:
         """The model of the folder, with the weights of a checkpoint."""
-        network = model.build(config.model, config.seed)
-        fill(network, weights)
+        network = model.build(checkpoint.config.model, checkpoint.config.seed)
+        fill(network, checkpoint.weights)
         return network
 
     @classmethod
-    def trained(
-        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> TrainedTextEmbedder:
+    def trained(cls, checkpoint: Checkpoint, device: torch.device) -> TrainedTextEmbedder:
         """From texts to embeddings."""
-        return TrainedTextEmbedder(config, cls.rebuild(config, weights, notes), device)
+        return TrainedTextEmbedder(checkpoint.config, cls.rebuild(checkpoint), device)
 
     def build_loss(self, classes: int, size: int) -> nn.Module:
         """Of labels, or of graded lists."""

@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,14 @@ _PART = re.compile(r"^\..+\.(\d+)\.part$")
 #: state.pt is a zip archive; its comment, the last bytes of the file, is this mark and the checksum in hex.
 _MARK = b"rankgrad sha256 "
 _COMMENT = len(_MARK) + 64
+
+
+class Checkpoint(NamedTuple):
+    """The weights of a run, the settings they were trained with, and notes: what ``Task.metadata`` gave."""
+
+    config: Any
+    weights: dict[str, Tensor]
+    notes: dict[str, Any]
 
 
 def write_bytes(path: Path, content: bytes | memoryview, before: Callable[[], object] = lambda: None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.config import RunConfig
 from rankgrad.lab.training.trained import Trained
 
@@ -96,16 +97,12 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def evaluate_checkpoint(
-        cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> dict[str, float]:
-        """The metrics of a checkpoint on its data set's test items; ``notes`` is what :meth:`metadata` gave."""
+    def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
+        """The metrics of a checkpoint on its data set's test items."""
 
     @classmethod
     @abstractmethod
-    def trained(
-        cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> Trained:
+    def trained(cls, checkpoint: Checkpoint, device: torch.device) -> Trained:
         """The network of a checkpoint, ready to be used; see :func:`rankgrad.lab.use.load`."""
 
     @classmethod
