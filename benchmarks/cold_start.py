@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rankgrad.lab.detection.cold_start import Curve, cold_start
+from rankgrad.lab.figures.cold_start import Curve, cold_start
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
 

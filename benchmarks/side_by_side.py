@@ -26,6 +26,7 @@ from rankgrad.lab.recipes import run
 from rankgrad.lab.training import machine, reuse
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.errors import TrainingError, UserError
+from rankgrad.lab.training.log import in_words
 from rankgrad.lab.training.task import Task
 
 #: In the folder of a run whose training went wrong: what was said last. It is a result too, and not repeated.
@@ -140,9 +141,7 @@ def _work(jobs: Connection, threads: int) -> None:
                     print(error)
                     write_text(job.folder / FAILED, f"{error}\n")
                     how = f"failed: {error}"
-                except (
-                    Exception
-                ):  # the machine's fault or the program's, not the loss's: tried again in the next call
+                except Exception:  # of the machine or the program, not of the loss: tried again in the next call
                     traceback.print_exc()
                     how = f"FAILED, see {job.folder}/output.txt"
             print(f"ended {job.row}, seed {job.seed}: {how}", flush=True)
@@ -152,8 +151,7 @@ def _work(jobs: Connection, threads: int) -> None:
 def told(folder: Path) -> str:
     """How a finished run ended, in a line."""
     result = json.loads((folder / "result.json").read_text())
-    numbers = "  ".join(f"{k} {v:.1f}" for k, v in result["last"].items() if k not in ("step", "epoch"))
-    return f"{numbers}  {result['speed']:,.0f} images/s  {result['seconds']:.0f} s"
+    return f"{in_words(result['last'])}  {result['speed']:,.0f} images/s  {result['seconds']:.0f} s"
 
 
 def train(

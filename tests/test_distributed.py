@@ -17,7 +17,6 @@ from rankgrad.detection import RegionLoss
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
 from rankgrad.lab.retrieval.images.model import tiny
-from rankgrad.lab.training import checkpoint
 from rankgrad.lab.training.log import read_table
 
 import scenes
@@ -198,9 +197,8 @@ def test_a_run(results, name):
 def test_a_detector(results):
     """Regions are sampled in each process; the test images are shared out and judged as in one process."""
     _, _, folder = results
-    weights, notes = checkpoint.load_weights(folder / "two" / "voc" / "last.safetensors")
-    kind, config = recipes.checked(notes["config"], [f"data.root={folder}/scenes"])
-    expected = kind.evaluate_checkpoint(config, weights, notes, torch.device("cpu"))
+    kind, last = recipes.of_checkpoint(folder / "two" / "voc" / "last.safetensors", [f"data.root={folder}/scenes"])
+    expected = kind.evaluate_checkpoint(last, torch.device("cpu"))
     (row,) = read_table(folder / "two" / "voc" / "evaluations.csv")
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert len(read_table(folder / "two" / "voc" / "steps.csv")) == 2

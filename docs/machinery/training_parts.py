@@ -52,12 +52,6 @@ def recipes(page: str) -> str:
     return "\n\n".join(parts)
 
 
-def _comments(kind: type) -> dict[str, str]:
-    """What the source says behind each setting."""
-    found = re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE)
-    return dict(found)
-
-
 def _kind(annotation: Any) -> str:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     choices = re.search(r"Literal\[(.*?)\]", text)
@@ -70,7 +64,7 @@ def settings(page: str, module: str) -> str:
     """Tables of the settings of one task, section by section."""
     if not exists(module):
         return missing(module)
-    from rankgrad.lab.training.config import sections_of
+    from rankgrad.lab.training.config import comments, sections_of
 
     config = importlib.import_module(module).Config
     sections = sections_of(config)
@@ -79,7 +73,7 @@ def settings(page: str, module: str) -> str:
     for prefix, kind in kinds.items():
         if kind.model_config.get("extra") == "allow":  # a loss by name: its arguments are its own
             continue
-        told = {name: text for base in reversed(kind.__mro__[:-2]) for name, text in _comments(base).items()}
+        told = comments(kind)
         rows = []
         for name, field in kind.model_fields.items():
             if not prefix and name in (*sections, "task"):

@@ -17,6 +17,7 @@ from rankgrad.lab.recipes import run
 from rankgrad.lab.recipes.commands import explained
 from rankgrad.lab.retrieval.images.task import ImageTask, read_sources
 from rankgrad.lab.training import checkpoint
+from rankgrad.lab.training.config import flat
 
 import images
 from runs import cli, stop_after
@@ -52,7 +53,7 @@ def test_show_prints_the_recipe(capsys):
 def test_every_setting_has_a_meaning(recipe, capsys):
     _, config = recipes.load(recipe)
     found = explained(recipe)
-    assert {key for key, _, _ in found} >= set(run.flat(config.model_dump(mode="json"))) and len(found) > 25
+    assert {key for key, _, _ in found} >= set(flat(config.model_dump(mode="json"))) and len(found) > 25
     assert [key for key, _, meaning in found if not meaning] == []
     assert cli("show", recipe) == 0
     assert capsys.readouterr().out.count("#   ") >= len(found)
@@ -183,7 +184,7 @@ def test_a_checkpoint_of_another_program(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     assert "was not written by rankgrad" in cli("eval", tmp_path / "a.safetensors")
     (tmp_path / "b.safetensors").write_text("hello")
-    assert "is not a safetensors file" in cli("eval", tmp_path / "b.safetensors")
+    assert "expected a safetensors file" in cli("eval", tmp_path / "b.safetensors")
 
 
 def test_checkpoints_carry_their_settings(trained):
@@ -292,10 +293,9 @@ def test_eval_on_all_of_another_folder(trained):
     seen = []
     for share in ([], ["test_share=1"]):
         settings = [f"data.root={trained[2]}", *share]
-        weights, notes = checkpoint.load_weights(trained[0] / "best.safetensors")
-        _, config = recipes.checked(notes["config"], settings)
-        seen.append(len(read_sources(config.data, config.view, torch.device("cpu"), train=False)[1]))
-        assert ImageTask.evaluate_checkpoint(config, weights, notes, torch.device("cpu"))
+        _, found = recipes.of_checkpoint(trained[0] / "best.safetensors", settings)
+        seen.append(len(read_sources(found.config.data, found.config.view, torch.device("cpu"), train=False)[1]))
+        assert ImageTask.evaluate_checkpoint(found, torch.device("cpu"))
     assert seen[1] == 2 * seen[0] == len([p for p in trained[2].rglob("*") if p.is_file()])
     told = cli("train", "folder", "--data", trained[2], "test_share=1", *SMALL)
     assert "found 0 images of 0 classes; data.test_share and data.split_seed choose" in told
@@ -326,7 +326,7 @@ def test_eval_of_what_is_no_checkpoint_of_these_settings(trained):
     assert len(told) < 400
 
 
-@pytest.mark.parametrize("verb", [[], ["complexity"], ["reach"]])
+@pytest.mark.parametrize("verb", [[], ["complexity"]])
 def test_threads_of_a_benchmark_are_counted(verb, capsys):
     assert cli("bench", *verb, "--threads", "-3") == 2
     assert "than or equal to 0" in capsys.readouterr().err

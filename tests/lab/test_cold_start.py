@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankgrad.lab.detection.cold_start import FORMS, cold_start
+from rankgrad.lab.figures.cold_start import FORMS, cold_start
 
 SMALL = {"items": 600, "inputs": 24, "classes": 6, "distance": 5.0, "memory": 2}
 NAMES = tuple(name for name in FORMS if name != "AP x 30")

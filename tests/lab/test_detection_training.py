@@ -166,18 +166,18 @@ def test_a_checkpoint_is_judged_on_its_own_classes(trained, tmp_path):
     other = scenes.voc_set(tmp_path / "other")
     for path in other.rglob("*.xml"):
         path.write_text(path.read_text().replace(f"<name>{scenes.NAMES[0]}</name>", "<name>zebra</name>"))
-    weights, notes = checkpoint.load_weights(trained / "last.safetensors")
-    kind, config = recipes.checked(notes["config"], [f"data.root={other}"])
+    kind, last = recipes.of_checkpoint(trained / "last.safetensors", [f"data.root={other}"])
     with pytest.raises(UserError, match=r"--data: .* unknown class 'zebra'"):
-        kind.evaluate_checkpoint(config, weights, notes, torch.device("cpu"))
+        kind.evaluate_checkpoint(last, torch.device("cpu"))
     fewer = scenes.voc_set(tmp_path / "fewer")  # no object of the first class, and nothing to train on
     (fewer / "ImageSets/Main/trainval.txt").unlink()
     for path in fewer.rglob("*.xml"):
         path.write_text(
             path.read_text().replace(f"<name>{scenes.NAMES[0]}</name>", f"<name>{scenes.NAMES[1]}</name>")
         )
-    _, config = recipes.checked(notes["config"], [f"data.root={fewer}", "data.test_limit=4"])
-    assert kind.evaluate_checkpoint(config, weights, notes, torch.device("cpu")).keys() >= {
+    settings = [f"data.root={fewer}", "data.test_limit=4"]
+    kind, last = recipes.of_checkpoint(trained / "last.safetensors", settings)
+    assert kind.evaluate_checkpoint(last, torch.device("cpu")).keys() >= {
         "AP50 softmax",
         "AP50 odds",
     }

@@ -25,6 +25,7 @@ from rankgrad.lab.figures import (
     style,
 )
 from rankgrad.lab.figures.drawing import Drawing
+from rankgrad.lab.report.curves import apart
 from rankgrad.lab.training.errors import UserError
 from rankgrad.surrogates import sodeep
 
@@ -200,7 +201,7 @@ def test_the_cold_start_is_drawn(monkeypatch):
 
 @pytest.mark.parametrize("wanted", [[0.5, 0.5, 0.5], [0.0, 0.01, 1.0, 0.99], [0.2], [], [0.3, 0.1, 0.9, 0.12]])
 def test_labels_stand_apart(wanted):
-    placed = style.apart(wanted, 0.1, 0.0, 1.0)
+    placed = apart(wanted, 0.1, 0.0, 1.0)
     assert all(b - a >= 0.1 - 1e-9 for a, b in itertools.pairwise(sorted(placed)))
     assert all(-1e-9 <= p <= 1 + 1e-9 for p in placed)
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])

@@ -22,7 +22,7 @@ from rankgrad.lab.sodeep import files as sorters
 from rankgrad.lab.text import data as texts
 from rankgrad.lab.text.config import Data as TextData
 from rankgrad.lab.training import log, machine, reading, run_files
-from rankgrad.lab.training.errors import UserError, in_a_line
+from rankgrad.lab.training.errors import UserError, meaning_of
 from rankgrad.lab.use import index, page
 from rankgrad.lab.vision import decoding
 from rankgrad.lab.vision.images import Store
@@ -270,10 +270,10 @@ def test_what_errors_of_torch_mean():
     ):
         with pytest.raises((RuntimeError, MemoryError)) as caught:
             make()
-        assert re.search(words, in_a_line(caught.value))
+        assert re.search(words, meaning_of(caught.value))
     closed = RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
-    assert in_a_line(closed).startswith("another process of this run has ended")
-    assert in_a_line(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert meaning_of(closed).startswith("another process of this run has ended")
+    assert meaning_of(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
 
 
 def test_out_of_memory_is_one_line(tmp_path, monkeypatch):

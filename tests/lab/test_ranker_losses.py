@@ -5,8 +5,8 @@ import torch
 
 import rankgrad
 from rankgrad.lab.ranker import baselines, losses
-from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.named import Named
 
 import oracles_ranker as oracles
 

@@ -12,7 +12,6 @@ from rankgrad import metrics
 from rankgrad.lab import recipes
 from rankgrad.lab.ranker.task import RankerTask, measure, prepared, read, rebuild, score
 from rankgrad.lab.recipes import run
-from rankgrad.lab.training import checkpoint
 
 from runs import cli, rows, same_weights, stop_after
 
@@ -106,9 +105,8 @@ def test_scales_are_kept_with_the_weights(queries, tmp_path, scale):
     folder, (result,) = run.run(
         "ranker", [*SMALL, f"data.root={queries}", f"model.scale={scale}"], out=str(tmp_path / "a")
     )
-    weights, notes = checkpoint.load_weights(folder / "last.safetensors")
-    _, config = recipes.checked(notes["config"])
-    network = rebuild(config, weights, notes)
+    _, last = recipes.of_checkpoint(folder / "last.safetensors")
+    config, network = last.config, rebuild(last)
     found = measure(network, prepared(read(config.data).test, config, torch.device("cpu")), config)
     assert found["MAP"] == pytest.approx(result.last["MAP"])
 

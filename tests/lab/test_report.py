@@ -1,5 +1,6 @@
 """The report: what it says, and how it looks in a real browser."""
 
+import itertools
 import json
 import re
 import shutil
@@ -142,6 +143,14 @@ def test_curves():
         assert "<polyline" not in dot
     one = curves.chart("a < b", {"x": [(0, 1.0), (1, float("nan")), (2, 2.0)]}, "step")
     assert "a &lt; b" in one and "nan" not in one
+
+
+def test_names_of_lines_that_end_together():
+    """Eight metrics of a detector at 0: every name is inside the chart, none on another."""
+    drawn = curves.chart("a", {f"m{i}": [(1, 5.0 - i), (2, 0.0)] for i in range(8)}, "epoch")
+    heights = [float(y) for y in re.findall(r'y="([\d.]+)" style="fill', drawn)]
+    assert len(heights) == 8 and max(heights) <= 280 - 30
+    assert min(b - a for a, b in itertools.pairwise(sorted(heights))) >= 12
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt-get install chromium)")

@@ -10,10 +10,10 @@ from torchvision import models
 
 import rankgrad
 from rankgrad.lab.retrieval import losses
-from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.retrieval.images import model
 from rankgrad.lab.retrieval.images.config import Model, View
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.named import Named
 
 IMAGES = torch.randn(2, 3, 64, 64)
 
@@ -129,7 +129,7 @@ def test_weights_that_do_not_fit(tmp_path, weights):
     with pytest.raises(UserError, match=r"expected library, none or a safetensors file.*nowhere"):
         model.build(resnet(tmp_path / "nowhere.safetensors"), 64, 0)
     (tmp_path / "text.safetensors").write_text("hello")
-    with pytest.raises(UserError, match=r"not a safetensors file"):
+    with pytest.raises(UserError, match=r"expected a safetensors file"):
         model.build(resnet(tmp_path / "text.safetensors"), 64, 0)
     save_file({n: t for n, t in weights.items() if not n.startswith("layer4.2.conv")}, tmp_path / "w.safetensors")
     with pytest.raises(UserError, match=r"lacks 3 of \d+ tensors of the backbone: layer4\.2\.conv1\.weight"):

@@ -113,10 +113,10 @@ def test_an_evaluation_is_left_at_once_and_repeated(tmp_path, monkeypatch, whole
 
 def test_what_can_be_repeated_is_not_begun_after_a_signal():
     stop = signals.Stop()
-    with stop.leaving():
+    with stop.interruptible():
         pass
     stop.note(signal.SIGTERM)
-    with pytest.raises(Interrupted), stop.leaving():
+    with pytest.raises(Interrupted), stop.interruptible():
         pytest.fail("begun")
     stop.note(signal.SIGINT)  # outside it waits, and the first one stays
     assert stop.number == signal.SIGTERM
@@ -207,7 +207,7 @@ def test_a_closed_terminal(tmp_path):
 
 
 def test_output_is_dropped_only_where_it_cannot_be_written(capsys):
-    with output.may_go_nowhere():
+    with output.ignoring_write_errors():
         print("heard")
         print("too", file=sys.stderr)
     assert capsys.readouterr() == ("heard\n", "too\n")

@@ -12,10 +12,11 @@ pytest.importorskip("sentence_transformers")
 import text_files as texts
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
-from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.text import data, graded
 from rankgrad.lab.text.config import Data
+from rankgrad.lab.text.model import TextEmbedder
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.named import Named
 from rankgrad.lab.use import exporting, load
 from rankgrad.metrics import ndcg
 
@@ -93,10 +94,8 @@ def test_the_trained_model_is_there_for_sentence_transformers(tmp_path, model):
     trained, start = SentenceTransformer(str(folder / "model"), device="cpu"), SentenceTransformer(str(model))
     embedded = [torch.tensor(one.encode(["word1 word2"])) for one in (trained, start)]
     assert not torch.allclose(*embedded, atol=1e-3)
-    task, config = recipes.load(str(folder))
-    from rankgrad.lab.training.checkpoint import load_weights
-
-    network = task.rebuild(config, *load_weights(folder / "best.safetensors")).eval()
+    task, best = recipes.of_checkpoint(folder / "best.safetensors")
+    network = task.rebuild(best).eval()
     torch.testing.assert_close(network(["word1 word2"]), embedded[0], atol=1e-5, rtol=1e-4)
 
 
@@ -373,3 +372,12 @@ def test_the_best_epoch_is_said_to_be_chosen_on_the_test_part(tmp_path, model, c
     best = json.loads((out / "result.json").read_text())["best"]
     assert "the one with the highest NDCG@10 on the test items themselves" in page
     assert f"best evaluation (epoch {best['epoch']:.0f})</td><td>{best['NDCG@10']:.1f}</td>" in page
+
+
+@pytest.mark.parametrize("kind", ["labels", "graded"])
+def test_a_network_that_breaks_between_loss_and_evaluation(tmp_path, model, monkeypatch, kind):
+    """The step had a finite loss, and its update made the weights NaN: one line, no traceback."""
+    monkeypatch.setattr(TextEmbedder, "forward", lambda self, texts: torch.full((len(texts), 8), torch.nan))
+    path = MAKE[kind](tmp_path / "data.csv")
+    told = cli("train", "text", "--data", path, f"model={model}", *SMALL, "--out", tmp_path / "run")
+    assert told.endswith("the network produced NaN or infinite embeddings")

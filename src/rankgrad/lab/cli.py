@@ -57,16 +57,12 @@ def build() -> typer.Typer:
     from rankgrad.lab.sodeep import commands as sodeep
     from rankgrad.lab.use import commands as use
 
-    app = typer.Typer(
-        help="Train directly for ranking metrics.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-    )
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     version = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")
 
     @app.callback()
     def options(version: bool = version) -> None:
-        """Train directly for ranking metrics."""
+        """Train directly for ranking metrics. A first try: rankgrad train digits"""
 
     for verbs in (recipes, use, bench, sodeep, figures):
         verbs.register(app)
@@ -75,8 +71,8 @@ def build() -> typer.Typer:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; user errors are printed as one line."""
-    from rankgrad.lab.training.errors import UserError, in_a_line, printable
-    from rankgrad.lab.training.output import may_go_nowhere
+    from rankgrad.lab.training.errors import UserError, meaning_of, printable
+    from rankgrad.lab.training.output import ignoring_write_errors
 
     try:
         return build()(arguments)
@@ -84,18 +80,18 @@ def main(arguments: list[str] | None = None) -> Any:
         message, status = printable(f"rankgrad: {error}"), getattr(error, "status", 1)
         if status == 1:
             sys.exit(message)
-        with may_go_nowhere():
+        with ignoring_write_errors():
             print(message, file=sys.stderr)
         sys.exit(status)
     except (KeyboardInterrupt, SystemExit) as error:
         # before a verb begins, and where typer has made a status of it
         if isinstance(error, SystemExit) and error.code != 128 + signal.SIGINT:
             raise
-        with may_go_nowhere():
+        with ignoring_write_errors():
             print("rankgrad: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except (MemoryError, RuntimeError, ValueError) as error:
-        told = in_a_line(error)
+        told = meaning_of(error)
         if told is None:
             raise
         sys.exit(f"rankgrad: {told}")

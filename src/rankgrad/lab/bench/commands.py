@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -17,7 +14,6 @@ from rich.progress import Progress
 
 from rankgrad.lab.bench import long_lists, retrieval, tables
 from rankgrad.lab.bench.complexity_table import complexity
-from rankgrad.lab.bench.reach import reach
 from rankgrad.lab.bench.tables import Cells, in_mib, in_time
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
@@ -73,7 +69,7 @@ def _sections(
     place: torch.device, table: list[long_lists.LongListRow], pairs: list[retrieval.RetrievalRow]
 ) -> Sections:
     """The tables of a device, of what has been measured so far."""
-    title = machine.in_a_line(place)
+    title = machine.summary(place)
     exponents = [["relevant", "exponent of n, from 1M"]]
     for k in long_lists.relevant_counts(long_lists.LENGTHS[0]):
         found = long_lists.growth(table, k)
@@ -113,7 +109,7 @@ def _measured(
         save(_sections(place, table, pairs))
     sections = _sections(place, table, pairs)
     numbers: dict[str, Any] = {
-        "machine": machine.in_a_line(place),
+        "machine": machine.summary(place),
         "lists": [dataclasses.asdict(r) for r in table],
         "growth": {k: long_lists.growth(table, k) for k in long_lists.relevant_counts(lengths[0])},
         "retrieval": [dataclasses.asdict(r) for r in pairs],
@@ -129,36 +125,31 @@ def _measured(
 
 def bench(
     context: typer.Context,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or both where there is a GPU")] = "both",
+    device: tables.DeviceOption = "both",
     longest: Annotated[int, typer.Option(min=long_lists.LENGTHS[0], help="leave out longer lists")] = 10_000_000,
     baselines_up_to: Annotated[int, typer.Option(help="time plain and reference up to this length")] = 10_000_000,
     largest_batch: Annotated[int, typer.Option(help="leave out larger batches of embeddings")] = 16_384,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 = torch's choice")] = 0,
-    markdown: Annotated[Path | None, typer.Option(help="write the tables here as Markdown")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here as JSON")] = None,
+    threads: tables.ThreadsOption = 0,
+    markdown: tables.MarkdownOption = None,
+    json_file: tables.JsonOption = None,
 ) -> None:
     """Time the losses: the paper's table of list lengths, and batches of embeddings against baseline losses."""
     if context.invoked_subcommand is not None:
         return
-    if threads:
-        torch.set_num_threads(threads)
-    available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    if device not in ("both", *available):
-        raise typer.BadParameter(f"{device!r}; this machine has {', '.join(available)}", param_hint="--device")
+    names = tables.devices(device, threads)
     sections: Sections = []
     numbers: dict[str, Any] = {}
-    command, today = "rankgrad " + " ".join(sys.argv[1:]), datetime.date.today().isoformat()
 
     def save(found: Sections) -> None:  # a run that is killed leaves what it has measured
         if markdown:
-            text = f"# rankgrad bench, {today}\n\n`{command}`\n"
+            text = f"# rankgrad bench, {tables.today()}\n\n`{tables.command()}`\n"
             tables_found = [(title, cells) for title, cells in sections + found if len(cells) > 1]
             text += "".join(f"\n## {title}\n\n{tables.markdown(cells)}\n" for title, cells in tables_found)
             write_text(markdown, text)
 
     lengths = tuple(n for n in long_lists.LENGTHS if n <= longest)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for name in available if device == "both" else [device]:
+        for name in names:
             largest = largest_batch if name == "cuda" else min(largest_batch, 1024)
             batches = tuple(b for b in retrieval.BATCHES if b <= largest)
             found, numbers[name] = _measured(torch.device(name), lengths, baselines_up_to, batches, progress, save)
@@ -168,7 +159,8 @@ def bench(
         tables.show(console, title, cells)
     save([])
     if json_file:
-        write_text(json_file, json.dumps({"date": today, "command": command, **numbers}, indent=1))
+        head = {"date": tables.today(), "command": tables.command()}
+        write_text(json_file, json.dumps(head | numbers, indent=1))
     wrong = [r for n in numbers.values() for r in n["lists"] if not r["equal"]]
     wrong += [r for n in numbers.values() for r in n["retrieval"] if "differs" in r["note"]]
     if wrong:
@@ -176,8 +168,7 @@ def bench(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command: ``bench`` alone measures our losses, its subcommands the rest."""
-    room = typer.Typer(invoke_without_command=True, callback=bench)
-    room.command()(complexity)
-    room.command()(reach)
-    app.add_typer(room, name="bench")
+    """Add the command: ``bench`` alone measures our losses, ``bench complexity`` every method."""
+    verbs = typer.Typer(invoke_without_command=True, callback=bench)
+    verbs.command()(complexity)
+    app.add_typer(verbs, name="bench")

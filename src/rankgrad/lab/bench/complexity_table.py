@@ -1,13 +1,10 @@
-"""``rankgrad bench complexity``: the measured complexity table, its files and its plot."""
+"""``rankgrad bench complexity``: the measured complexity table; ``rankgrad figure complexity`` draws it."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -60,27 +57,23 @@ def show(console: Console, title: str, curves: Sequence[measured.CostCurve], len
 
 
 def complexity(
-    device: Annotated[str, typer.Option(help="cpu, cuda, or both where there is a GPU")] = "both",
+    device: tables.DeviceOption = "both",
     seconds: Annotated[float, typer.Option(help="a call that would take longer is not made", min=0.01)] = 60.0,
     longest: Annotated[int, typer.Option(help="leave out longer lists", min=100)] = 10_000_000,
     methods: Annotated[str, typer.Option(help="only these, with commas between them")] = "",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 = torch's choice")] = 0,
-    markdown: Annotated[Path | None, typer.Option(help="write the table here as Markdown")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the numbers here as JSON")] = None,
-    plot: Annotated[Path | None, typer.Option(help="draw it here: FILE.png and FILE.svg")] = None,
+    threads: tables.ThreadsOption = 0,
+    markdown: tables.MarkdownOption = None,
+    json_file: tables.JsonOption = None,
 ) -> None:
     """Time every method of the paper's complexity table as lists grow, with the exponent beside the claim."""
-    if threads:
-        torch.set_num_threads(threads)
-    available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    chosen("--device", device, ["both", *available])
+    places = tables.devices(device, threads)
     names = [chosen("--methods", name.strip(), list(measured.contenders())) for name in methods.split(",") if name]
     lengths = [n for n in measured.LENGTHS if n <= longest]
     console = Console()
     text = ""
     numbers: dict[str, Any] = {}
-    for place in available if device == "both" else [device]:
-        where, told = torch.device(place), machine.in_a_line(torch.device(place))
+    for place in places:
+        where, told = torch.device(place), machine.summary(torch.device(place))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             rows = len(names) or len(measured.contenders())
             task = progress.add_task(place, total=rows * len(lengths))
@@ -91,20 +84,13 @@ def complexity(
         show(console, f"{told}: forward + backward, one list of n scores, 1 % relevant", found, lengths)
         text += f"\n## {told}\n\n{tables.markdown(times(found, lengths))}\n\n{tables.markdown(growth(found))}\n"
         numbers[place] = {"machine": told, "curves": [dataclasses.asdict(curve) for curve in found]}
-    command = "rankgrad " + " ".join(sys.argv[1:])
-    today = datetime.date.today().isoformat()
-    everything = {"date": today, "command": command, "seconds": seconds, "devices": numbers}
+    today = tables.today()
+    everything = {"date": today, "command": tables.command(), "seconds": seconds, "devices": numbers}
     if markdown:
-        head = f"# Complexity, measured, {today}\n\n`{command}`\n\n{READING.format(seconds=seconds)}\n"
+        head = f"# Complexity, measured, {today}\n\n`{tables.command()}`\n\n{READING.format(seconds=seconds)}\n"
         write_text(markdown, head + text)
     if json_file:
         write_text(json_file, json.dumps(everything, indent=1))
-    if plot:
-        from rankgrad.lab.figures import complexity as figure
-        from rankgrad.lab.figures import style
-
-        for file in style.save(figure.plot(everything), plot.parent, plot.stem):
-            console.print(str(file), markup=False, soft_wrap=True)
 
 
 READING = """n scores in one list, 1 % of them relevant (p = n / 100), float32. Times are medians of eager calls,

@@ -1,8 +1,7 @@
-"""Callbacks receive the numbers of a run: three methods; the setting ``callbacks`` names those of a run.
+"""Callbacks receive the losses and metrics of a run; the setting ``callbacks`` names those of a run.
 
-``rankgrad train digits callbacks=[tensorboard,wandb]``; a class of one's own is named as ``module:Class``,
-a module that is installed or in the current folder. The tables ``steps.csv`` and ``evaluations.csv`` of a run are
-written in any case.
+``rankgrad train digits callbacks=[tensorboard,wandb]``; a class of your own is named as ``module:Class``, in a
+module that is installed or in the current folder. ``steps.csv`` and ``evaluations.csv`` are always written.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 from rankgrad.lab.callbacks import Callback, told
 from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.lab.training.config import flat
 
 
 class MLflow(Callback):
@@ -26,7 +27,7 @@ class MLflow(Callback):
         run = self._mlflow.start_run(run_id=known, run_name=None if known else folder.name)
         self._open = True
         if known is None:
-            self._mlflow.log_params(_flat(settings))
+            self._mlflow.log_params(flat(settings))
             write_text(kept, run.info.run_id)
 
     def log(self, part: str, rows: Sequence[Mapping[str, float]]) -> None:
@@ -39,10 +40,3 @@ class MLflow(Callback):
         """Close the run."""
         if self._open:
             self._mlflow.end_run()
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat

@@ -17,8 +17,8 @@ class Data(Section):
 
     name: Literal["voc07", "voc0712", "voc", "coco"]  # the data set, see `rankgrad ls`
     root: str | None = None  # the folder of the data set (--data)
-    counts: Literal["protocol", "any"] = "protocol"  # refuse a data set of another size than the official one
-    broken: Literal["refuse", "skip"] = "refuse"  # on files that are missing or cannot be read
+    counts: Literal["protocol", "any"] = "protocol"  # protocol: refuse a data set that has not the official size
+    broken: Literal["refuse", "skip"] = "refuse"  # what to do with files that are missing or cannot be read
     cache: Literal["ram", "device", "none"] = "ram"  # where decoded images are kept
     workers: Count = 8  # threads that decode images
     train: str = "trainval"  # voc: the list in ImageSets/Main to train on; coco: how the annotations' name begins
@@ -32,7 +32,7 @@ class View(Section):
     short: Side = 600  # pixels of the shorter side
     long: Side = 1000  # at most so many pixels of the longer side
     flip: bool = True  # whether half of the training images are mirrored
-    jitter: tuple[Factor, Factor] = (1.0, 1.0)  # training: range of the random factor on a batch's size
+    jitter: tuple[Factor, Factor] = (1.0, 1.0)  # multi-scale training: range of the factor on a batch's size
 
     def longest(self) -> int:
         """The longest side of an image that enters a network of these settings."""
@@ -62,7 +62,7 @@ class Model(Section):
     pyramid: Width = 256  # channels of the feature pyramid
     hidden: Width = 1024  # width of the region classifier's two layers
     proposals: Many = 1000  # regions the RPN keeps of an image
-    detections: Many = 100  # most detections of an image
+    detections: Many = 100  # largest number of detections in an image
     score_threshold: NonNegative = 0.05  # lowest score of a detection
     nms_threshold: Positive = 0.5  # boxes of a class with a larger IoU suppress each other
 
@@ -70,7 +70,7 @@ class Model(Section):
 class Boxes(Section):
     """The loss of the region head's boxes."""
 
-    name: Literal["smooth_l1", "giou"] = "smooth_l1"  # on encoded boxes as in torchvision, or on decoded boxes
+    name: Literal["smooth_l1", "giou"] = "smooth_l1"  # of encoded boxes as in torchvision, or of decoded boxes
     box_weight: Positive = 1.0  # weight of this loss; mmdetection gives GIoU 10
     by_score: bool = False  # for giou: weigh regions by their (detached) class score
     balanced: bool = False  # rescaled in each step to the size of the classifier's loss, 1 - exp(-loss)
@@ -88,7 +88,7 @@ class Rpn(Section):
     """The loss of the objectness of anchors, from which the regions are chosen."""
 
     name: Literal["cross_entropy", "ranking"] = "cross_entropy"  # of sampled anchors, or of all in an image
-    rpn_weight: Positive = 1.0  # of the ranking loss
+    rpn_weight: Positive = 1.0  # weight of the ranking loss
 
     @model_validator(mode="after")
     def _fit(self) -> Rpn:
@@ -100,8 +100,8 @@ class Rpn(Section):
 class Loss(Section):
     """The region classifier's loss; see :class:`rankgrad.detection.RegionLoss` for all but the name."""
 
-    name: Literal["ranking", "cross_entropy"] = "ranking"  # ranking is beside cross entropy
-    form: Literal["ap", "log_ap", "log", "loglog"] = "log_ap"  # loss of a list: AP, or recall weights
+    name: Literal["ranking", "cross_entropy"] = "ranking"  # ranking: a ranking loss added to cross entropy
+    form: Literal["ap", "log_ap", "log", "loglog"] = "log_ap"  # AP, its log form, or recall with these weights
     ranked: Literal["odds", "softmax", "logits"] = "odds"  # which class scores are ranked
     ranking_weight: Positive = 0.3  # weight of the ranking loss
     cross_entropy: NonNegative = 1.0  # weight of the cross entropy beside it
@@ -111,8 +111,8 @@ class Loss(Section):
     window: Positive | None = None  # instead of lam: reach in units of the scores
     margin: NonNegative | Literal["auto"] = 0.15  # score margin; auto: a share of the spread of the scores
     memory: Annotated[int, Field(ge=0)] = 7  # past batches that are candidates too
-    map_weight: NonNegative = 2.0  # share of the lists of single classes
-    pooled_weight: NonNegative = 1.0  # share of the one list of all (region, class) pairs
+    map_weight: NonNegative = 2.0  # weight of mAP: a list for each class
+    pooled_weight: NonNegative = 1.0  # weight of pooled AP: one list of all (region, class) pairs
 
     @model_validator(mode="after")
     def _one_reach(self) -> Loss:

@@ -3,8 +3,7 @@ others."""
 
 from __future__ import annotations
 
-import base64
-import io
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from rankgrad.lab.report import page
 from rankgrad.lab.report.curves import COLOURS, chart
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import DataNotes, Result, read_json_if_there
+from rankgrad.lab.training.run_files import DataNotes, read_json_if_there
 from rankgrad.lab.vision.images import Store
 
 _SHOWN, _SIDE = 8, 320
@@ -76,6 +75,10 @@ class ByClass(TypedDict):
 Heading = Literal["examples", "hardest"]
 _HEADINGS: dict[Heading, str] = {"examples": "Detections", "hardest": "The most confident mistakes"}
 
+_BARS_STYLE = """<style>
+.bars td:nth-child(2) { width: 500px; } .bars .bar { height: 8px; margin: 1px 0; }
+.bars i { display: inline-block; width: 10px; height: 10px; margin: 0 5px 0 12px; }
+</style>"""
 _STYLE = """<style>
 .scene { display: flex; flex-wrap: wrap; gap: 12px; margin: 10px 0 16px; }
 .scene figure { margin: 0; } .scene svg { display: block; border-radius: 6px; }
@@ -96,9 +99,7 @@ def _image(source: Store, row: int) -> tuple[str, float, int, int]:
     image = Image.fromarray(source.image(row).cpu().numpy())
     scale = _SIDE / max(image.size)
     image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode(), scale, *image.size
+    return page.data_url(image), scale, *image.size
 
 
 def write_examples(
@@ -186,13 +187,7 @@ def _scene(
     for number in ((~close.any(1)) & ~objects.difficult).nonzero().flatten().tolist():
         box = [round(v * scale, 1) for v in objects.boxes[number].tolist()]
         boxes.append({"box": box, "name": classes[int(objects.labels[number]) - 1], "kind": "missed"})
-    return {
-        "name": source.scenes.names[row],
-        "image": image,
-        "width": wide,
-        "height": high,
-        "boxes": boxes,
-    }
+    return {"name": source.scenes.names[row], "image": image, "width": wide, "height": high, "boxes": boxes}
 
 
 def _drawn(scene: Scene, whose: str) -> str:
@@ -230,66 +225,37 @@ def _scenes(runs: dict[str, Detections], heading: Heading) -> str:
 
 
 def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
-    """A bar chart as SVG, horizontal: a group for each class, a bar for each run, in percent."""
-    names = list(dict.fromkeys(name for of_run in reversed(values.values()) for name in of_run))  # its own first
-    longest = max(map(len, names), default=0)
-    thick, gap, left, width = max(5, 15 // len(values)), 7, max(96, 14 + 6 * longest), 780
-    row = thick * len(values) + gap
-    height = 46 + row * len(names)
-    parts = [f'<text x="0" y="14" style="font-weight:600">{escape(title)}</text>']
-    at = float(left)
-    for number, run in enumerate(values):
-        colour = COLOURS[number % len(COLOURS)]
-        parts.append(f'<rect x="{at}" y="22" width="10" height="10" fill="{colour}"/>')
-        parts.append(f'<text x="{at + 15}" y="31">{escape(run)}</text>')
-        at += 30 + 6.6 * len(run)
-    for line in range(0, 101, 20):
-        x = left + (width - left - 50) * line / 100
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="38" y2="{height - 4}" stroke="#e3e6ec"/>')
-    for place, name in enumerate(names):
-        top = 42 + place * row
-        middle = top + (row - gap) / 2 + 4
-        parts.append(f'<text x="{left - 8}" y="{middle:.1f}" text-anchor="end">{escape(name)}</text>')
-        for number, of_run in enumerate(values.values()):
-            value = of_run.get(name)
-            if value is None:
-                continue
-            wide, y = (width - left - 50) * value / 100, top + number * thick
-            colour = COLOURS[number % len(COLOURS)]
-            parts.append(
-                f'<rect class="bar" x="{left}" y="{y}" width="{wide:.1f}" height="{thick - 1}" fill="{colour}">'
-                f"<title>{escape(name)} {value:.1f}</title></rect>"
-            )
-        told = " / ".join("-" if (v := of_run.get(name)) is None else f"{v:.1f}" for of_run in values.values())
-        best = max((v for of_run in values.values() if (v := of_run.get(name)) is not None), default=0.0)
-        parts.append(f'<text x="{left + (width - left - 50) * best / 100 + 5:.1f}" y="{middle:.1f}">{told}</text>')
-    size = f'width="{width}" height="{height}" viewBox="0 0 {width + 20 * len(values)} {height}"'
-    return f'<div class="wide"><svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></div>'
-
-
-def _called(run: Path) -> str:
-    """The name of a run's folder; of one seed of several, with the folder it is in."""
-    return f"{run.parent.name}/{run.name}" if run.name.startswith("seed-") else run.name
+    """Bars in percent as an HTML table: a row for each class, a bar for each run."""
+    names = dict.fromkeys(name for of_run in reversed(values.values()) for name in of_run)  # this run's first
+    looks = [f"background:{colour}" for _, colour in zip(values, itertools.cycle(COLOURS), strict=False)]
+    keys = [f'<i style="{look}"></i>{escape(run)}' for run, look in zip(values, looks, strict=True)]
+    rows = ""
+    for name in names:
+        found = [of_run.get(name) for of_run in values.values()]
+        drawn = "".join(
+            f'<div class="bar" style="width:{value:.1f}%;{look}"></div>'
+            for value, look in zip(found, looks, strict=True)
+            if value is not None
+        )
+        told = " / ".join("-" if value is None else f"{value:.1f}" for value in found)
+        rows += f"<tr><td>{escape(name)}</td><td>{drawn}</td><td>{told}</td></tr>"
+    head = f"<p><b>{escape(title)}</b> {' '.join(keys)}</p>"
+    return f'<div class="wide bars">{head}<table>{rows}</table></div>'
 
 
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     """AP of this run and others, both ways of scoring, with the paper's rows."""
     told = _METRICS[config.protocol()]
-    header, cells, own = ["loss", "scores", *told], [], []
+    header, cells, own = ["run", "scores", *told], [], []
     paper = TABLE.get((config.data.name, config.model.backbone))
     if paper is not None:
         for name, value in zip(("paper, cross entropy", "paper, RaMBO"), paper, strict=True):
             cells.append([name, "", value, *[None] * (len(told) - 1)])
-    for folder in (*beside, run):
-        result = read_json_if_there(folder / "result.json", Result) or Result()
-        rows = {"before training": result.first, "best evaluation": result.best, "last epoch": result.last}
-        for label, row in rows.items():
-            for scores in ("softmax", "odds", "logits"):
-                if row and f"AP50 {scores}" in row:
-                    own += [len(cells)] if folder == run else []
-                    whose = "this run" if folder == run else _called(folder)
-                    name = f"{whose}, {label}" + (f" (epoch {row['epoch']:.0f})" if row["epoch"] else "")
-                    cells.append([name, scores, *(row.get(f"{m} {scores}") for m in told)])
+    for name, of_this_run, row in page.evaluations(run, beside):
+        for scores in ("softmax", "odds", "logits"):
+            if f"AP50 {scores}" in row:
+                own += [len(cells)] if of_this_run else []
+                cells.append([name, scores, *(row.get(f"{m} {scores}") for m in told)])
     note = (
         "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points; AP75 at IoU "
         "0.75 and AP, the mean over IoU 0.5 to 0.95, are COCO's."
@@ -316,14 +282,14 @@ def _gradients(runs: dict[str, Path]) -> str:
             "cross entropy's": [(row["step"], row["logit_gradient_ce"]) for row in rows],
         }
         charts.append(chart(f"norm at the class logits: {name}", series, "step", smooth=True))
-    told = "Norm of the loss's gradient at the class logits of a batch, and of the one cross entropy has there."
+    told = "Norm of the gradient of this loss, and of cross entropy, at the class logits of a batch."
     return f'<div class="charts">{"".join(charts)}</div><p>{told}</p>'
 
 
 def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
     """(heading, HTML) of a detection run; ``beside``: other runs to compare with, shown before it."""
     folders = (*beside, run)
-    names = {_called(folder) if beside else "this run": folder for folder in folders}
+    names = {page.name_of(folder) if beside else "this run": folder for folder in folders}
     if len(names) < len(folders):  # of the same name in different places
         names = {str(folder): folder for folder in folders}
     out = [("Result, %", _results(run, config, beside))]
@@ -337,7 +303,7 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
             bars({name: found[scores].AP50 for name, found in by_class.items()}, f"AP50, {scores} scores")
             for scores in ("softmax", "odds")
         ]
-        out.append(("Average precision by class, %", "".join(drawn)))
+        out.append(("Average precision by class, %", _BARS_STYLE + "".join(drawn)))
     if config.precision != "fp16":
         out.append(("Gradients at the classifier", _gradients(names)))
     kept = {name: read_json_if_there(folder / "detections.json", Detections) for name, folder in names.items()}
@@ -356,5 +322,5 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
 
 def _shown_from(found: Detections) -> str:
     """Which detections of a run are drawn."""
-    why = "where F1 over all classes is best" if found["right"] else "the most confident: none is right"
+    why = "the threshold with the best F1" if found["right"] else "the most confident: none is right"
     return f"Detections with a score ({found['scores']}) of at least {found['threshold']:.2g}, {why}."

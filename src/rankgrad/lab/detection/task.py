@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from rankgrad.lab.detection.config import Boxes, Config, Data
 from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
 from rankgrad.lab.detection.scenes import NARROWEST, Objects, Scenes, notes_on
 from rankgrad.lab.training import log, optim
+from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.seeding import step_generator
@@ -73,10 +73,6 @@ class SceneSource(Store):
         return self.shapes[:, 1] / self.shapes[:, 0]
 
 
-def _advance(bar: log.Progress, before: int, count: int) -> None:
-    bar.advance(before + count)
-
-
 @read_once
 def read_sources(
     config: Data, longest: int, device: torch.device, classes: tuple[str, ...] | None = None
@@ -86,28 +82,22 @@ def read_sources(
     Read once for all seeds of a command. ``longest`` is a side that images need not exceed.
     """
     splits = data.read(config, classes)
-    wanted = (splits.train, splits.test)
-    total = sum(len(scenes) for scenes in wanted if scenes is not None)
+    total = len(splits.train or ()) + len(splits.test)
     with log.progress("reading images", total, 0, show=distributed.process_index() == 0) as bar:
         if splits.faults:
             bar.say(f"skipped {len(splits.faults)} annotations: {'; '.join(splits.faults[:5])}")
-        done = 0
-        sources: list[SceneSource | None] = []
-        for scenes in wanted:
-            if scenes is None:
-                sources.append(None)
-                continue
-            advance = partial(_advance, bar, done)
-            source = SceneSource(scenes, config, longest, device, advance)
-            done += len(scenes)
-            sources.append(source)
-        if skipped := leave_out(sources, total, config.broken):
+
+        def read(scenes: Scenes, done: int) -> SceneSource:
+            return SceneSource(scenes, config, longest, device, lambda count: bar.advance(done + count))
+
+        train = None if splits.train is None else read(splits.train, 0)
+        test = read(splits.test, total - len(splits.test))
+        if skipped := leave_out([train, test], total, config.broken):
             bar.say(skipped)
-        for one in sources:
+        for one in (train, test):
             if one is not None and not len(one.scenes):
                 raise UserError(f"--data: {listed(one.faults, len(one.faults))}")
-    assert sources[1] is not None
-    return sources[0], sources[1], splits.classes
+    return train, test, splits.classes
 
 
 def detect(
@@ -150,15 +140,37 @@ def _in_files(detected: Detections, scales: Tensor) -> Detections:
     ]
 
 
-def _everyone(
-    found: dict[str, dict[int, dict[str, Tensor]]],
-) -> dict[str, dict[int, dict[str, Tensor]]]:
+def _everyone(found: dict[str, dict[int, dict[str, Tensor]]]) -> dict[str, dict[int, dict[str, Tensor]]]:
     """What all processes found."""
     if not distributed.active():
         return found
     parts: list[Any] = [None] * distributed.count()
     torch.distributed.all_gather_object(parts, found)
     return {scores: {row: one for part in parts for row, one in part[scores].items()} for scores in found}
+
+
+class Measured(NamedTuple):
+    """Detections on all images of a source and their average precisions, for each way of scoring."""
+
+    detections: dict[str, Detections]
+    metrics: dict[str, DetectionMetrics]
+
+    def summary(self) -> dict[str, float]:
+        """Means over the classes in percent."""
+        return {key: value for scores, one in self.metrics.items() for key, value in one.summary(scores).items()}
+
+
+def measure(
+    network: model.Detector,
+    source: SceneSource,
+    config: Config,
+    classes: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Measured:
+    """Detect on all images of a source, and compare with its objects."""
+    found = detect(network, source, config, progress)
+    objects, protocol = source.scenes.objects, config.protocol()
+    return Measured(found, {scores: evaluate(one, objects, classes, protocol) for scores, one in found.items()})
 
 
 class DetectionTask(Task):
@@ -210,7 +222,7 @@ class DetectionTask(Task):
             self.network.roi_heads.replayed_loss.register_forward_pre_hook(self._watch_ranking)
         else:
             self.network.roi_heads.box_predictor.register_forward_hook(self._watch_cross_entropy)
-        self._measured: tuple[dict[str, Tensor], dict[str, Detections], dict[str, DetectionMetrics]] | None = None
+        self._measured: tuple[dict[str, Tensor], Measured] | None = None  # and the weights it was measured with
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """All parameters that are trained, at one rate."""
@@ -264,20 +276,18 @@ class DetectionTask(Task):
         labels = sent(torch.cat([o.labels for o in objects]), self.device).split(counts)
         return [{"boxes": b, "labels": c} for b, c in zip(there, labels, strict=True)]
 
-    def measure(self) -> tuple[dict[str, Detections], dict[str, DetectionMetrics]]:
-        """Detections on the test images and their average precisions, for each way of scoring."""
+    def measure(self) -> Measured:
+        """Detections on the test images and their average precisions."""
         weights = {name: value.clone() for name, value in self.network.state_dict().items()}
         if self._measured is not None and all(torch.equal(weights[n], v) for n, v in self._measured[0].items()):
-            return self._measured[1:]  # the best weights are often those just measured
-        found = detect(self.network, self.test, self.config)
-        objects, protocol = self.test.scenes.objects, self.config.protocol()
-        metrics = {s: evaluate(f, objects, len(self.classes), protocol) for s, f in found.items()}
-        self._measured = (weights, found, metrics)
-        return found, metrics
+            return self._measured[1]  # the best weights are often those just measured
+        measured = measure(self.network, self.test, self.config, len(self.classes))
+        self._measured = (weights, measured)
+        return measured
 
     def evaluate(self) -> dict[str, float]:
         """AP50, AP75 and AP over thresholds in percent, for each way of scoring."""
-        return {k: v for scores, one in self.measure()[1].items() for k, v in one.summary(scores).items()}
+        return self.measure().summary()
 
     def describe(self) -> dict[str, Any]:
         """What the report says about the data."""
@@ -291,9 +301,9 @@ class DetectionTask(Task):
         """Write the average precisions of the classes and some detections, for the report."""
         from rankgrad.lab.detection.report import write_examples
 
-        found, metrics = self.measure()
+        measured = self.measure()
         if distributed.process_index() == 0:
-            write_examples(folder, self.test, self.classes, self.config.scoring(), found, metrics)
+            write_examples(folder, self.test, self.classes, self.config.scoring(), *measured)
 
     @classmethod
     def listing(cls) -> dict[str, dict[str, str]]:
@@ -305,32 +315,21 @@ class DetectionTask(Task):
         return {"loss": losses, "data set": dict(data.READERS)}
 
     @classmethod
-    def evaluate_checkpoint(
-        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> dict[str, float]:
+    def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
         """The metrics of a checkpoint on its data set's test images."""
-        regions = config.batch.regions
-        network = model.rebuild(config.model, config.view, regions=regions, notes=notes, weights=weights).to(
-            device
-        )
+        config, _, notes = checkpoint
+        network = _rebuilt(checkpoint).to(device)
         _, source, classes = read_sources(config.data, config.view.longest(), device, tuple(notes["classes"]))
         with log.progress("detecting", len(source.scenes), 0, show=True) as bar:
-            found = detect(network, source, config, bar.advance)
-        objects, protocol = source.scenes.objects, config.protocol()
-        metrics = {scores: evaluate(f, objects, len(classes), protocol) for scores, f in found.items()}
-        return {key: value for scores, one in metrics.items() for key, value in one.summary(scores).items()}
+            return measure(network, source, config, len(classes), bar.advance).summary()
 
     @classmethod
-    def trained(
-        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> Trained:
+    def trained(cls, checkpoint: Checkpoint, device: torch.device) -> Trained:
         """From image files to boxes."""
         from rankgrad.lab.detection.trained import TrainedDetector
 
-        network = model.rebuild(
-            config.model, config.view, regions=config.batch.regions, notes=notes, weights=weights
-        )
-        return TrainedDetector(config, network, device, tuple(notes["classes"]))
+        classes = tuple(checkpoint.notes["classes"])
+        return TrainedDetector(checkpoint.config, _rebuilt(checkpoint), device, classes)
 
     @classmethod
     def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
@@ -338,6 +337,13 @@ class DetectionTask(Task):
         from rankgrad.lab.detection.report import sections
 
         return sections(run, config, beside)
+
+
+def _rebuilt(checkpoint: Checkpoint) -> model.Detector:
+    """The network of a checkpoint."""
+    config, weights, notes = checkpoint
+    regions = config.batch.regions
+    return model.rebuild(config.model, config.view, regions=regions, notes=notes, weights=weights)
 
 
 def _to_train_on(objects: Objects, size: tuple[float, float]) -> Objects:

@@ -15,6 +15,7 @@ from rankgrad.lab.detection.task import Detections, SceneSource, detect
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
+from rankgrad.lab.vision.folders import image_files
 
 
 class TrainedDetector(Trained):
@@ -35,11 +36,7 @@ class TrainedDetector(Trained):
         self, images: Sequence[str | Path], *, progress: Callable[[int], None] = lambda done: None
     ) -> Detections:
         """For each image ``boxes [N, 4]`` (left, top, right, bottom in its pixels), ``scores`` and ``labels``."""
-        paths = [Path(image) for image in images]
-        if missing := [str(path) for path in paths if not path.is_file()]:
-            raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
-        if not paths:
-            raise UserError("IMAGES: expected images, received none")
+        paths = image_files(images)
         view = self.config.view
         source = SceneSource(_unlabelled(paths), self.config.data, view.longest(), self.device, lambda done: None)
         if source.faults:

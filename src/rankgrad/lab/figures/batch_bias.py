@@ -161,14 +161,13 @@ def _from_run(run: Path) -> tuple[Tensor, Tensor]:
     from rankgrad.lab import recipes
     from rankgrad.lab.retrieval.task import RetrievalTask, embed
     from rankgrad.lab.training import machine
-    from rankgrad.lab.training.checkpoint import load_weights
 
-    weights, notes = load_weights(run / "best.safetensors")
-    task, config = recipes.checked(notes["config"], [], saved=True)
+    task, checkpoint = recipes.of_checkpoint(run / "best.safetensors")
+    config = checkpoint.config
     if not issubclass(task, RetrievalTask):
         raise UserError(f"--run: expected a run that trains embeddings, received one of the task {config.task!r}")
     config = task.completed(config)
     device = machine.device_of(config.device)
-    network = task.rebuild(config, weights, notes).to(device)
+    network = task.rebuild(checkpoint._replace(config=config)).to(device)
     _, query, _ = task.sources(config, device, train=False)
     return embed(network, query, config.precision).cpu(), query.items.labels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,16 +70,6 @@ def push(loss: Callable[[Tensor, Tensor], Tensor], scores: Tensor, relevance: Te
 
 def rows() -> list[GradientRow]:
     """From our losses to the furthest from them."""
-    sorter = sorters.sorter()
-
-    def average_precision(scores: Tensor, relevance: Tensor) -> Tensor:
-        return average_precision_loss(scores, relevance, lam=LAM)
-
-    def log_form(scores: Tensor, relevance: Tensor) -> Tensor:
-        return average_precision_loss(scores, relevance, lam=LAM, log=True)
-
-    def recall(scores: Tensor, relevance: Tensor) -> Tensor:
-        return recall_loss(scores, relevance, lam=LAM, weight="log")
 
     def reach(slope: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Axes, Tensor, Tensor], None]:
         return lambda axes, scores, relevance: _bars(axes, scores, relevance, slope)
@@ -89,60 +80,60 @@ def rows() -> list[GradientRow]:
             "rankgrad: AP",
             ours,
             "near misses first,\nthe last item a little",
-            average_precision,
+            partial(average_precision_loss, lam=LAM),
             reach(lambda own, rank: own / rank**2),
         ),
         GradientRow(
             "rankgrad: AP, log form",
             ours,
             "the last item reaches\nfurther",
-            log_form,
+            partial(average_precision_loss, lam=LAM, log=True),
             reach(lambda own, rank: 1 / rank),
         ),
         GradientRow(
             "rankgrad: recall, log",
             ours,
             "further still",
-            recall,
+            partial(recall_loss, lam=LAM, weight="log"),
             reach(lambda own, rank: 1 / (1 + rank - own)),
         ),
         GradientRow(
             "Smooth-AP",
             f"$\\tau$ = {TEMPERATURE:g}",
             "neighbours only",
-            lambda s, r: smoothap_loss(s, r, temperature=TEMPERATURE),
+            partial(smoothap_loss, temperature=TEMPERATURE),
         ),
         GradientRow(
             "Smooth-AP, wide",
             f"$\\tau$ = {10 * TEMPERATURE:g}",
             "most for the item\nthat is nearly first",
-            lambda s, r: smoothap_loss(s, r, temperature=10 * TEMPERATURE),
+            partial(smoothap_loss, temperature=10 * TEMPERATURE),
         ),
         GradientRow(
             "FastAP",
             f"{BINS} bins (lines)",
             "where the edges lie\ndecides",
-            lambda s, r: fastap_loss(s, r, bins=BINS),
+            partial(fastap_loss, bins=BINS),
             _edges,
         ),
         GradientRow(
             "permutahedron",
             f"$\\epsilon$ = {EPSILON:g}",
             "a pool of neighbours,\nnothing outside",
-            lambda s, r: permutahedron_loss(s, r, epsilon=EPSILON),
+            partial(permutahedron_loss, epsilon=EPSILON),
         ),
         GradientRow(
             "Chen et al. 2019",
             f"$\\delta$ = {DELTA:g}",
             "every wrong pair,\nhowever far apart",
-            lambda s, r: chen2019_loss(s, r, delta=DELTA),
+            partial(chen2019_loss, delta=DELTA),
         ),
         GradientRow("SVM-MAP", "Yue 2007, Mohapatra 2018", "most for the item\nat the bottom", yue2007_loss),
         GradientRow(
             "SoDeep",
             "LSTM for 20 items",
             "some irrelevant items\nare pushed up",
-            lambda s, r: sodeep_loss(s, r, sorter=sorter),
+            partial(sodeep_loss, sorter=sorters.sorter()),
         ),
     ]
 

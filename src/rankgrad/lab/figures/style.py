@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,32 +79,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 def colours(values: np.ndarray, norm: Normalize) -> np.ndarray:
     """RGBA of values, ``[..., 4]``."""
     return np.asarray(matplotlib.colormaps[SURFACE](norm(values)))
-
-
-def apart(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions of labels moved as little as needed to stand ``gap`` apart between ``low`` and ``high``."""
-    order = sorted(range(len(positions)), key=lambda i: positions[i])
-    groups: list[list[float]] = []  # wanted positions of labels that touch each other
-    for i in order:
-        groups.append([positions[i]])
-        while len(groups) > 1 and _bottom(groups[-1], gap, low, high) < _top(groups[-2], gap, low, high) + gap:
-            last = groups.pop()
-            groups[-1] += last
-    placed = [_bottom(group, gap, low, high) + k * gap for group in groups for k in range(len(group))]
-    out = [0.0] * len(positions)
-    for i, value in zip(order, placed, strict=True):
-        out[i] = value
-    return out
-
-
-def _bottom(group: Sequence[float], gap: float, low: float, high: float) -> float:
-    spread = (len(group) - 1) * gap
-    middle = sum(group) / len(group)
-    return max(low, min(middle - spread / 2, high - spread))
-
-
-def _top(group: Sequence[float], gap: float, low: float, high: float) -> float:
-    return _bottom(group, gap, low, high) + (len(group) - 1) * gap
 
 
 def letter(axes: Axes, text: str) -> None:

@@ -18,11 +18,11 @@ import torch
 from rankgrad.lab.ranker import losses, model
 from rankgrad.lab.ranker.config import Config
 from rankgrad.lab.ranker.data import Queries
-from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.training import log
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.loop import Trainer
+from rankgrad.lab.training.named import Named
 from rankgrad.lab.training.run_files import Result, read_json_if_there
 
 if TYPE_CHECKING:

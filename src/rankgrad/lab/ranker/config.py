@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.training.config import Count, Many, NonNegative, Positive, RunConfig, Section, Width
+from rankgrad.lab.training.named import Named
 
 Baseline = Literal["lambdarank", "listnet", "ranknet", "approxndcg", "lightgbm"]
 BASELINES: tuple[Baseline, ...] = ("lambdarank", "listnet", "ranknet", "lightgbm")
@@ -22,8 +22,8 @@ class Data(Section):
     label: str = "label"  # CSV and Parquet: the column of grades
     features: tuple[str, ...] = ()  # CSV and Parquet: the columns to score by; none given: all others
     ignore: tuple[str, ...] = ()  # CSV and Parquet: columns that are no features
-    validation_share: Share = 0.2  # share of the queries, where there is no file of them
-    test_share: Share = 0.2  # share of the queries, where there is no file of them
+    validation_share: Share = 0.2  # share of the queries to validate on, where there is no file for it
+    test_share: Share = 0.2  # share of the queries to test on, where there is no file for it
     split_seed: Annotated[int, Field(ge=0)] = 0  # seed of the choice of these queries
 
 
@@ -32,7 +32,7 @@ class Model(Section):
 
     hidden: tuple[Width, ...] = (64, 32)  # width of each hidden layer; [] for a linear model
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3  # dropout after each hidden layer
-    scale: Literal["feature", "log", "query", "none"] = "feature"  # how features are brought to one scale
+    scale: Literal["feature", "log", "query", "none"] = "feature"  # how features are scaled
 
 
 class Batch(Section):
@@ -50,8 +50,8 @@ class Config(RunConfig):
     batch: Batch = Batch()
     loss: Named
     ndcg_at: tuple[Count, ...] = (1, 5, 10)  # the k of NDCG@k; the last one chooses the best checkpoint
-    gain: Literal["linear", "exponential"] = "exponential"  # of NDCG: the grade, or 2^grade - 1
-    relevant: Positive = 1.0  # the lowest grade that MAP, MRR and losses of bool relevance take as relevant
+    gain: Literal["linear", "exponential"] = "exponential"  # gain of NDCG: the grade, or 2^grade - 1
+    relevant: Positive = 1.0  # lowest relevant grade, for MAP, MRR and losses of binary relevance
     baselines: tuple[Baseline, ...] = BASELINES  # trained after the run and reported beside it; [] for none
     target: NonNegative | None = None  # test NDCG to expect, for the report
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad.lab.ranker import baselines
-from rankgrad.lab.retrieval.config import Named
-from rankgrad.lab.training.config import documented, nearest
+from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.named import Named, explained, user_errors
 from rankgrad.losses import average_precision_loss, ndcg_loss, recall_loss, spearman_loss
 
 #: name -> (function, whether it takes grades rather than bool relevance, what it is)
@@ -42,38 +42,28 @@ class QueryLoss(nn.Module):
 
     def __init__(self, config: Named, relevant: float) -> None:
         super().__init__()
-        self.name, self.relevant, self.arguments = config.name, relevant, config.arguments()
+        self.name, self.relevant = config.name, relevant
         if self.name not in OURS and self.name not in BASELINES:
             raise UserError(f"loss: unknown name {self.name!r}{nearest(self.name, [*OURS, *BASELINES])}")
         function = OURS[self.name][0] if self.name in OURS else BASELINES[self.name][0]
-        known = set(inspect.signature(function).parameters) & _SETTABLE
-        for key in self.arguments:
-            if key not in known:
-                raise UserError(f"loss.{key}: unknown argument of {self.name}{nearest(key, known)}")
+        self.arguments = config.checked(inspect.signature(function).parameters.keys() & _SETTABLE, self.name)
 
     def forward(self, scores: Tensor, grades: Tensor, groups: Tensor) -> Tensor:
         """The mean over queries with something relevant; ``groups`` ascends."""
-        arguments: dict[str, Any] = self.arguments
         if self.name in BASELINES:
-            return BASELINES[self.name][0](scores, grades, groups, **arguments)
+            return BASELINES[self.name][0](scores, grades, groups, **self.arguments)
         function, graded, _ = OURS[self.name]
-        return function(scores, grades if graded else grades >= self.relevant, groups=groups, **arguments)
+        return function(scores, grades if graded else grades >= self.relevant, groups=groups, **self.arguments)
 
 
 def arguments_of(config: Named) -> dict[str, tuple[Any, str]]:
     """Default and meaning of every argument of one of our losses, by its key (``loss.margin``)."""
-    if config.name not in OURS:
-        return {}
-    function = OURS[config.name][0]
-    parameters = inspect.signature(function).parameters
-    return {f"loss.{n}": (one.default, documented(function, n)) for n, one in parameters.items() if n in _SETTABLE}
+    return explained(OURS[config.name][0], _SETTABLE) if config.name in OURS else {}
 
 
 def build(config: Named, relevant: float) -> QueryLoss:
     """The loss of these settings; its arguments are tried on three items, before data is read."""
     loss = QueryLoss(config, relevant)
-    try:
+    with user_errors(f"loss: {config.name}"):
         loss(torch.tensor([0.2, 0.1, 0.3]), torch.tensor([2.0, 1.0, 0.0]), torch.zeros(3, dtype=torch.int64))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"loss: {config.name}: {error}") from None
     return loss

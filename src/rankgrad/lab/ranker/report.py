@@ -15,8 +15,7 @@ from rankgrad.lab.ranker import comparison
 from rankgrad.lab.ranker.config import Config
 from rankgrad.lab.ranker.data import Queries
 from rankgrad.lab.report import page
-from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import Result, read_json_if_there
+from rankgrad.lab.training.run_files import read_json_if_there
 from rankgrad.metrics import ndcg
 
 _SHOWN, _PLACES = 8, 20
@@ -100,17 +99,9 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     chosen_by = f"validation NDCG@{config.ndcg_at[-1]}"
     cells: list[list[Any]] = []
     own = []
-    for folder in (*beside, run):
-        result = read_json_if_there(folder / "result.json", Result) or Result()
-        first = [row for row in read_table(folder / "evaluations.csv") if row["step"] == 0]
-        rows = {"before training": first[0] if first else None, "best evaluation": result.best}
-        rows["last epoch"] = result.last
-        for label, row in rows.items():
-            if row:
-                own += [len(cells)] if folder == run else []
-                whose = "this run" if folder == run else folder.name
-                name = f"{whose}, {label}" + (f" (epoch {row['epoch']:.0f})" if row["epoch"] else "")
-                cells.append([name, row.get(chosen_by), *(row.get(metric) for metric in metrics)])
+    for name, of_this_run, row in page.evaluations(run, beside):
+        own += [len(cells)] if of_this_run else []
+        cells.append([name, row.get(chosen_by), *(row.get(metric) for metric in metrics)])
     for name, result in comparison.results(run, config):
         when = f"{result.best['epoch']:.0f} trees" if name == "lightgbm" else f"epoch {result.best['epoch']:.0f}"
         label = f"{comparison.NAMES[name]}, best evaluation ({when})"
@@ -122,7 +113,7 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     )
     if config.target is not None:
         note += f" The recipe expects test NDCG@{config.ndcg_at[-1]} of about {config.target:g}."
-    return page.table(["ranker", chosen_by, *metrics], cells, own=own) + f"<p>{escape(note)}</p>"
+    return page.table(["run", chosen_by, *metrics], cells, own=own) + f"<p>{escape(note)}</p>"
 
 
 def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from rankgrad.lab.ranker import data, losses, model
 from rankgrad.lab.ranker.config import Config, Data
 from rankgrad.lab.ranker.data import Queries, QuerySplits
 from rankgrad.lab.ranker.trained import TrainedRanker
-from rankgrad.lab.training.checkpoint import fill, write_text
+from rankgrad.lab.training.checkpoint import Checkpoint, fill, write_text
 from rankgrad.lab.training.errors import TrainingError, UserError
 from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.task import Task
@@ -136,25 +136,22 @@ class RankerTask(Task):
         return {"loss": ours | {name: f"baseline: {told}" for name, (_, told) in losses.BASELINES.items()}}
 
     @classmethod
-    def evaluate_checkpoint(
-        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> dict[str, float]:
+    def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
         """The metrics of a checkpoint on the test queries of its data set."""
+        config, _, notes = checkpoint
         split = read(config.data)
         if split.names != notes["features"]:
             odd = sorted(set(split.names) ^ set(notes["features"]))
             told = f"only one of them has {', '.join(odd[:5])}" if odd else "they are in another order"
             raise UserError(f"--data: expected the {len(notes['features'])} features of the checkpoint, {told}")
         _require_relevant("test", split.test, config.relevant)
-        network = rebuild(config, weights, notes).to(device)
+        network = rebuild(checkpoint).to(device)
         return measure(network, prepared(split.test, config, device), config)
 
     @classmethod
-    def trained(
-        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> TrainedRanker:
+    def trained(cls, checkpoint: Checkpoint, device: torch.device) -> TrainedRanker:
         """From features to scores."""
-        return TrainedRanker(config, rebuild(config, weights, notes), device, notes["features"])
+        return TrainedRanker(checkpoint.config, rebuild(checkpoint), device, checkpoint.notes["features"])
 
     @classmethod
     def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
@@ -164,10 +161,10 @@ class RankerTask(Task):
         return sections(run, config, beside)
 
 
-def rebuild(config: Config, weights: dict[str, Tensor], notes: dict[str, Any]) -> model.Ranker:
+def rebuild(checkpoint: Checkpoint) -> model.Ranker:
     """The network of a checkpoint."""
-    network = model.Ranker(len(notes["features"]), config.model)
-    fill(network, weights)
+    network = model.Ranker(len(checkpoint.notes["features"]), checkpoint.config.model)
+    fill(network, checkpoint.weights)
     return network
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from torch import Tensor
 from yaml.composer import ComposerError
 
 from rankgrad.lab.tasks import TASKS, task_class
-from rankgrad.lab.training.checkpoint import load_weights
+from rankgrad.lab.training.checkpoint import Checkpoint, load_weights
 from rankgrad.lab.training.config import RunConfig, chosen, nearest, override, shown, validated
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reading import size_of
@@ -152,13 +151,12 @@ def checkpoint_of(run: str | Path, weights: str = "best") -> Path:
     return file
 
 
-def of_checkpoint(
-    path: Path, overrides: Sequence[str] = ()
-) -> tuple[type[Task], Any, dict[str, Tensor], dict[str, Any]]:
-    """Task, settings, weights and notes of a checkpoint."""
+def of_checkpoint(path: Path, overrides: Sequence[str] = ()) -> tuple[type[Task], Checkpoint]:
+    """The checkpoint of a file, and its task."""
     weights, notes = load_weights(path)
     settings = task_of(notes["config"]).located(notes["config"], path.parent)
-    return *checked(settings, overrides, saved=True), weights, notes
+    task, config = checked(settings, overrides, saved=True)
+    return task, Checkpoint(config, weights, notes)
 
 
 def dump(config: RunConfig) -> str:

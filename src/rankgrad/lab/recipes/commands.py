@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rankgrad.lab import recipes
 from rankgrad.lab.tasks import TASKS, task_class
-from rankgrad.lab.training.config import meanings
+from rankgrad.lab.training.config import flat, meanings
 from rankgrad.lab.training.errors import UserError, printable
 from rankgrad.lab.training.run_files import Result
 
@@ -53,10 +53,10 @@ def train(
     """Train a recipe. Several processes: torchrun --nproc-per-node N -m rankgrad train ..."""
     from rankgrad import distributed
     from rankgrad.lab.recipes import run
-    from rankgrad.lab.training.output import may_go_nowhere
+    from rankgrad.lab.training.output import ignoring_write_errors
 
     overrides = [*(settings or []), *_root(data)]
-    with may_go_nowhere():
+    with ignoring_write_errors():
         try:
             folder, results = run.run(recipe, overrides, out=out, resume=resume, previous=previous, seeds=seeds)
         except KeyboardInterrupt as error:
@@ -79,14 +79,14 @@ def _tell(folder: Path, results: list[Result]) -> None:
         (result,) = results
         _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f}{run.chosen_by(folder)})")
         _OUT.print(f"last  {log.in_words(result.last)}  in {machine.duration(result.seconds)}")
-        _OUT.print(f"training alone: {result.speed:,.0f} items/s")
+        _OUT.print(f"training speed without evaluations: {result.speed:,.0f} items/s")
     _OUT.print(printable(f"report: {folder / 'report.html'}"), markup=False)
     for line in run.below_start(folder, results):
         _OUT.print(line, markup=False)
 
 
 def ls() -> None:
-    """Recipes, losses and data sets."""
+    """List recipes, losses and data sets."""
     listings = {"recipe": {name: recipes.summary(name) for name in recipes.recipe_names()}}
     for name in TASKS:
         listings |= {f"{name}: {kind}": entries for kind, entries in task_class(name).listing().items()}
@@ -99,7 +99,7 @@ def ls() -> None:
 
 
 def show(recipe: Annotated[str, typer.Argument(help="A recipe, a YAML file, or the folder of a run.")]) -> None:
-    """Print a recipe, then every setting with its value there and its meaning."""
+    """Print a recipe, then every setting with its value and its meaning."""
     print(recipes.recipe_text(recipe), end="")
     print("\n# Every setting, its value here, and what it means:\n#")
     for key, value, meaning in explained(recipe):
@@ -108,11 +108,10 @@ def show(recipe: Annotated[str, typer.Argument(help="A recipe, a YAML file, or t
 
 def explained(recipe: str) -> list[tuple[str, str, str]]:
     """(key, value, meaning) of every setting of a recipe."""
-    from rankgrad.lab.recipes.run import flat
-
     task, config = recipes.load(recipe)
     more = task.loss_arguments(config)
-    values = {key: default for key, (default, _) in more.items()} | flat(config.model_dump(mode="json"))
+    given = flat(config.model_dump(mode="json"))
+    values = given | {key: default for key, (default, _) in more.items() if key not in given}
     told = meanings(task.config_class) | {key: meaning for key, (_, meaning) in more.items()}
     sections = list(dict.fromkeys(key.partition(".")[0] for key in told))
     keys = sorted(values, key=lambda key: sections.index(key.partition(".")[0]))
@@ -133,9 +132,9 @@ def evaluate(
     from rankgrad.lab.training import log, machine
 
     overrides = [*(settings or []), *_root(data)]
-    task, config, weights, notes = recipes.of_checkpoint(recipes.checkpoint_of(run), overrides)
-    metrics = task.evaluate_checkpoint(config, weights, notes, machine.device_of(config.device))
-    _OUT.print(log.in_words(metrics))
+    task, checkpoint = recipes.of_checkpoint(recipes.checkpoint_of(run), overrides)
+    device = machine.device_of(checkpoint.config.device)
+    _OUT.print(log.in_words(task.evaluate_checkpoint(checkpoint, device)))
 
 
 def report(
@@ -144,7 +143,7 @@ def report(
         list[Path] | None, typer.Option(help="Another run to compare with; may be repeated.")
     ] = None,
 ) -> None:
-    """Write the report of a run again."""
+    """Write the report of a run again, on request compared with other runs."""
     from rankgrad.lab.recipes.run import write_report
 
     _OUT.print(printable(f"report: {write_report(run, beside or [])}"), markup=False)

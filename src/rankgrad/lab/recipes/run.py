@@ -18,6 +18,7 @@ from rankgrad import distributed
 from rankgrad.lab import callbacks, recipes
 from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine, reuse
+from rankgrad.lab.training.config import flat
 from rankgrad.lab.training.errors import UserError, printable
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
@@ -33,7 +34,7 @@ from rankgrad.lab.training.task import Task
 
 #: Bytes that must be free where a run is written.
 ROOM = 256 << 20
-#: Settings that may change when a run goes on: they do not touch its numbers.
+#: Settings that may differ when a run is resumed: they do not change its results.
 _FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
 
 
@@ -157,14 +158,6 @@ def _one(
     return result
 
 
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their full keys: ``{"optim.lr": 1e-5, ...}``."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
 def _same_version(folder: Path, kind: type[Task]) -> None:
     """Refuse to resume a run of an older version, whose columns and parameters differ; its weights still load."""
     settings = recipes.parse(f"--resume: {folder}/config.yaml", recipes.recipe_text(str(folder)))
@@ -193,22 +186,21 @@ def seed_statistics(results: Sequence[Result]) -> list[dict[str, Any]]:
             if metric in ("step", "epoch"):
                 continue
             values = [getattr(result, which)[metric] for result in results]
-            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-            rows.append(
-                {
-                    "metric": metric,
-                    "of": which,
-                    "mean": statistics.fmean(values),
-                    "deviation": deviation,
-                    "values": values,
-                }
-            )
+            found = {"mean": statistics.fmean(values), "deviation": statistics.stdev(values), "values": values}
+            rows.append({"metric": metric, "of": which, **found})
     return rows
+
+
+def _data_notes(folder: Path) -> DataNotes:
+    """``data.json`` of a run, or of the first of several seeds."""
+    places = [folder / "data.json", *sorted(folder.glob("seed-*/data.json"))]
+    notes: DataNotes = read_json(next(place for place in places if place.is_file()), DataNotes)
+    return notes
 
 
 def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
     """A line for each run whose network was better before training than after it."""
-    notes = read_json(min(folder.glob("**/data.json")), DataNotes)
+    notes = _data_notes(folder)
     metric, advice = notes.get("headline", ""), notes.get("advice", "try a lower lr")
     return [
         f"this run ended below its start: {metric} {result.first[metric]:.1f} before training, "
@@ -220,7 +212,7 @@ def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
 
 def chosen_by(folder: Path) -> str:
     """What chose the best evaluation, where that is the test part."""
-    metric = read_json(next(folder.glob("**/data.json")), DataNotes).get("headline")
+    metric = _data_notes(folder).get("headline")
     return f", by {metric} on the test part" if metric else ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 #: Lines and bars of every chart, in this order.
-COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666")
+COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666", "#c51b7d")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 455, 280, 46, 34, 26
 
 Points = Sequence[tuple[float, float]]
@@ -30,6 +30,32 @@ def smoothed(points: Points, share: float = 0.02) -> list[tuple[float, float]]:
         total += y - (points[i - window][1] if i >= window else 0.0)
         out.append((x, total / min(i + 1, window)))
     return out
+
+
+def apart(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions of labels moved as little as needed to stand ``gap`` apart between ``low`` and ``high``."""
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    groups: list[list[float]] = []  # wanted positions of labels that touch each other
+    for i in order:
+        groups.append([positions[i]])
+        while len(groups) > 1 and _bottom(groups[-1], gap, low, high) < _top(groups[-2], gap, low, high) + gap:
+            last = groups.pop()
+            groups[-1] += last
+    placed = [_bottom(group, gap, low, high) + k * gap for group in groups for k in range(len(group))]
+    out = [0.0] * len(positions)
+    for i, value in zip(order, placed, strict=True):
+        out[i] = value
+    return out
+
+
+def _bottom(group: Sequence[float], gap: float, low: float, high: float) -> float:
+    spread = (len(group) - 1) * gap
+    middle = sum(group) / len(group)
+    return max(low, min(middle - spread / 2, high - spread))
+
+
+def _top(group: Sequence[float], gap: float, low: float, high: float) -> float:
+    return _bottom(group, gap, low, high) + (len(group) - 1) * gap
 
 
 def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool = False) -> str:
@@ -68,7 +94,7 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
         x, _ = place(value, y_low)
         parts.append(f'<text x="{x:.1f}" y="{floor + 15}" text-anchor="middle">{value:g}</text>')
     parts.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_name)}</text>')
-    ends: list[float] = []
+    ends: list[tuple[float, str, str]] = []
     for number, (name, found) in enumerate(series.items()):
         kept = [p for p in found if math.isfinite(p[1])]
         if not kept:
@@ -78,11 +104,9 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
             parts.append(line(kept, colour, 0.25))
             kept = smoothed(kept)
         parts.append(line(kept, colour, 1))
-        if len(series) > 1:
-            y = place(*kept[-1])[1] + 4
-            while any(abs(y - other) < 12 for other in ends):
-                y += 12
-            ends.append(y)
+        ends.append((place(*kept[-1])[1] + 4, name, colour))
+    if len(series) > 1:
+        for (_, name, colour), y in zip(ends, apart([y for y, *_ in ends], 12, _TOP, floor + 4), strict=True):
             parts.append(f'<text x="{right + 6}" y="{y:.1f}" style="fill:{colour}">{escape(name)}</text>')
     size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'

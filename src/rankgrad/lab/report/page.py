@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import base64
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankgrad.lab.report.curves import chart
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.errors import printable
-from rankgrad.lab.training.run_files import SeedStatistic
+from rankgrad.lab.training.run_files import Result, SeedStatistic, read_json_if_there
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _STYLE = """
 :root { --ink: #1d2330; --soft: #667085; --line: #e3e6ec; --paper: #fff; --right: #1a9850; --wrong: #d73027; }
@@ -43,6 +48,33 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, own: Sequence
         cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in row)
         body += f'<tr class="own">{cells}</tr>' if number in own else f"<tr>{cells}</tr>"
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def data_url(image: Image.Image) -> str:
+    """An image as a JPEG inside the page."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def name_of(run: Path) -> str:
+    """The name of a run's folder; of one seed of several, with the folder it is in."""
+    return f"{run.parent.name}/{run.name}" if run.name.startswith("seed-") else run.name
+
+
+def evaluations(run: Path, beside: Sequence[Path]) -> Iterator[tuple[str, bool, Mapping[str, float]]]:
+    """Evaluations before training, at their best and the last, of other runs, then of this run.
+
+    Each as its name in a table, whether it is of this run, and its metrics.
+    """
+    for folder in (*beside, run):
+        result = read_json_if_there(folder / "result.json", Result) or Result()
+        whose = "this run" if folder == run else name_of(folder)
+        if result.first:
+            yield f"{whose}, before training", folder == run, result.first
+        for label, row in (("best evaluation", result.best), ("last epoch", result.last)):
+            if row:
+                yield f"{whose}, {label} (epoch {row['epoch']:.0f})", folder == run, row
 
 
 def _cell(value: Any) -> str:

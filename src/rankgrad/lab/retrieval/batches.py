@@ -14,10 +14,10 @@ _STEPS = 5
 def fitted(batch: Batch, items: Items, processes: int = 1) -> tuple[Batch, str]:
     """A batch that the classes can fill, and a note where it differs from the settings.
 
-    A batch shows ``size / per_class`` classes, and of each as many items as the typical class has at most: an item
-    that is twice in a batch teaches nothing. Where there are fewer classes, it shows all of them, and more items
-    of each as far as most classes have enough of them for several batches: one batch an epoch would hardly train.
-    A batch that differs from the settings can be shared among the processes.
+    A batch has ``size / per_class`` classes, and of each at most as many items as the median class has, because an
+    item that is twice in a batch adds nothing. Where there are fewer classes it has all of them, and more items of
+    each, as long as most classes have enough items for several batches in an epoch. A batch that differs from the
+    settings can be divided among the processes.
     """
     if batch.sampler != "classes":
         return batch, ""

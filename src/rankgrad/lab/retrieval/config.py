@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from rankgrad.lab.training.config import Count, Many, NonNegative, Positive, RunConfig, Section
+from rankgrad.lab.training.named import Named
 from rankgrad.parameters import PROXY_LR
 
 #: A learning rate for networks that start from scratch.
@@ -22,17 +23,6 @@ class Batch(Section):
     per_class: Many = 4  # items of a class in a batch
     sampler: Literal["classes", "superlabels"] = "classes"  # superlabels: a batch from two super-labels
     batches_per_pair: Count = 10  # superlabels: batches from each pair of super-labels in an epoch
-
-
-class Named(Section):
-    """A loss or miner by name, with its own arguments."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str  # name of the loss, see `rankgrad ls`; other keys are its arguments
-
-    def arguments(self) -> dict[str, object]:
-        """Everything but the name."""
-        return dict(self.model_extra or {})
 
 
 class RetrievalConfig(RunConfig):

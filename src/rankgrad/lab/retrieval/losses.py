@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import distributed
-from rankgrad.lab.retrieval.config import Named
-from rankgrad.lab.training.config import documented, nearest
+from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.named import Named, explained, user_errors
 from rankgrad.losses import AveragePrecisionLoss, PairRankingLoss, ProxyRankingLoss, RecallLoss
 from rankgrad.pairs import retrieval_pairs, unit_length
 
@@ -23,10 +23,7 @@ OURS: dict[str, tuple[type[nn.Module], str]] = {
     "recall": (RecallLoss, "recall at every K, weight: log or loglog (the paper's retrieval loss)"),
     "ap": (AveragePrecisionLoss, "average precision; log: true for its log form"),
     "pair": (PairRankingLoss, "average precision and a hinge on the similarities (beyond the paper)"),
-    "proxy": (
-        ProxyRankingLoss,
-        "learned class vectors rank the batch (the default, beyond the paper)",
-    ),
+    "proxy": (ProxyRankingLoss, "learned class vectors rank the batch (recipe folder; beyond the paper)"),
 }
 
 
@@ -80,49 +77,41 @@ def _surrogate(config: Named) -> nn.Module:
     known = [one for one, method in METHODS.items() if "sorter" not in inspect.signature(method.loss).parameters]
     if name not in known:
         raise UserError(f"loss: unknown name {config.name!r}{nearest(name, known)}")
-    function, arguments = METHODS[name].loss, config.arguments()
+    function = METHODS[name].loss
     parameters = set(inspect.signature(function).parameters) - {"scores", "relevance", "mask", "reduction"}
-    for argument in arguments:
-        if argument not in parameters:
-            raise UserError(f"loss.{argument}: unknown argument of {name}{nearest(argument, parameters)}")
-    try:
+    arguments = config.checked(parameters, name)
+    with user_errors(f"loss: {name}"):
         function(torch.zeros(1, 2), torch.tensor([[True, False]]), **arguments)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"loss: {name}: {error}") from None
     return _Surrogate(function, arguments)
 
 
-def _call(key: str, made: Callable[..., Any], arguments: dict[str, Any], given: dict[str, Any]) -> Any:
+def _made(key: str, made: type[nn.Module], config: Named, given: dict[str, Any]) -> nn.Module:
     """Make an object with checked argument names; ``given`` fills parameters that it has and the user left out."""
     parameters: set[str] = set()
-    for kind in inspect.getmro(made) if isinstance(made, type) else ():
+    for kind in inspect.getmro(made):
         if kind.__module__.startswith("torch.nn"):
             break
         parameters |= set(inspect.signature(kind.__init__).parameters) - {"self", "args", "kwargs"}  # type: ignore[misc]
-    for name in arguments:
-        if name not in parameters:
-            raise UserError(f"{key}.{name}: unknown argument of {made.__name__}{nearest(name, parameters)}")
+    arguments = config.checked(parameters, made.__name__, key)
     filled = {name: value for name, value in given.items() if name in parameters and name not in arguments}
-    try:
+    with user_errors(f"{key}: {made.__name__}"):
         return made(**filled, **arguments)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{key}: {made.__name__}: {error}") from None
 
 
-def _pml(key: str, config: Named, room: str, given: dict[str, Any]) -> nn.Module:
+def _pml(key: str, config: Named, kind: str, given: dict[str, Any]) -> nn.Module:
     """An object of pytorch-metric-learning by name."""
     from pytorch_metric_learning import losses, miners
 
     name = config.name.removeprefix("pml:")
-    module = {"losses": losses, "miners": miners}[room]
+    module = {"losses": losses, "miners": miners}[kind]
     known = [n for n in vars(module) if n[0].isupper()]
     if not config.name.startswith("pml:") or name not in known:
         raise UserError(f"{key}: unknown name {config.name!r}{nearest(name, known)}")
-    return cast(nn.Module, _call(key, getattr(module, name), config.arguments(), given))
+    return _made(key, getattr(module, name), config, given)
 
 
 #: Arguments that the task gives, not the settings.
-_GIVEN = {"self", "num_classes", "embedding_size", "distributed", "process_group"}
+_GIVEN = {"num_classes", "embedding_size", "distributed", "process_group"}
 
 
 def arguments_of(config: Named) -> dict[str, tuple[Any, str]]:
@@ -130,15 +119,14 @@ def arguments_of(config: Named) -> dict[str, tuple[Any, str]]:
     if config.name not in OURS:
         return {}
     kind = OURS[config.name][0]
-    parameters = inspect.signature(kind.__init__).parameters
-    return {f"loss.{n}": (one.default, documented(kind, n)) for n, one in parameters.items() if n not in _GIVEN}
+    return explained(kind, inspect.signature(kind).parameters.keys() - _GIVEN)
 
 
 def build(config: Named, miner: Named | None, *, classes: int, embedding: int) -> nn.Module:
     """A Module ``(embeddings, labels, items) -> loss``; labels are 0 ... classes - 1."""
     if config.name in OURS:
         given = {"distributed": True, "num_classes": classes, "embedding_size": embedding}
-        return _Ours(_call("loss", OURS[config.name][0], config.arguments(), given))
+        return _Ours(_made("loss", OURS[config.name][0], config, given))
     if config.name.startswith("surrogate:"):
         return _surrogate(config)
     if not config.name.startswith("pml:"):

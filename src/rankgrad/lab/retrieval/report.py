@@ -18,7 +18,7 @@ from rankgrad.lab.retrieval.config import RetrievalConfig
 from rankgrad.lab.retrieval.source import Source, Sources
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import DataNotes, Result, read_json_if_there
+from rankgrad.lab.training.run_files import DataNotes, read_json_if_there
 from rankgrad.metrics import RetrievalMetrics
 from rankgrad.pairs import unit_length
 
@@ -93,11 +93,7 @@ def write_examples(
                 **_item(query, row),
                 "rank": int(found.first[row]),
                 "nearest": [
-                    {
-                        **_item(source, other),
-                        "score": round(score, 3),
-                        "right": relevant(row, other),
-                    }
+                    {**_item(source, other), "score": round(score, 3), "right": relevant(row, other)}
                     for other, score in zip(others, similar, strict=True)
                     if score > -torch.inf
                 ],
@@ -142,17 +138,12 @@ def _results(
         metrics = [headline, *metrics]
     cells: list[list[Any]] = [[name, *numbers, None] for name, numbers in rows]
     own = []
-    for folder in (*beside, run):
-        result = read_json_if_there(folder / "result.json", Result) or Result()
-        for which, label in (("first", "before training"), ("best", "best evaluation"), ("last", "last epoch")):
-            if row := getattr(result, which):
-                own += [len(cells)] if folder == run else []
-                whose = "this run" if folder == run else folder.name
-                epoch = "" if which == "first" else f" (epoch {row['epoch']:.0f})"
-                cells.append([f"{whose}, {label}{epoch}", *(row.get(m) for m in metrics)])
+    for name, of_this_run, row in page.evaluations(run, beside):
+        own += [len(cells)] if of_this_run else []
+        cells.append([name, *(row.get(m) for m in metrics)])
     note += (
         f" The best evaluation is the one with the highest {headline} on the test items themselves, so it is an "
-        "optimistic estimate; that of the last epoch is not chosen by them."
+        "optimistic estimate; the last epoch is not chosen by the test items."
     )
     if config.target is not None:
         note += f" The recipe expects R@1 of about {config.target:g}."
@@ -196,8 +187,8 @@ def sections(
         out.append(("Data and embeddings", data))
     if examples := read_json_if_there(run / "examples.json", Examples):
         told = (
-            "<p>A query and its nearest items with their class and similarity: green has the query's class, "
-            "red has not.</p>"
+            "<p>A query and its nearest items with their class and similarity: green items have the query's "
+            "class, red ones do not.</p>"
         )
         for name, heading in (("examples", "Retrieval examples"), ("hardest", "The hardest queries")):
             shown = "".join(_row(example) for example in examples[name])

@@ -16,6 +16,7 @@ from rankgrad.lab.retrieval import batches, losses, watch
 from rankgrad.lab.retrieval.config import SCRATCH_LR
 from rankgrad.lab.retrieval.source import Draw, Source, Sources
 from rankgrad.lab.training import log, optim
+from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.errors import TrainingError, UserError
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
@@ -151,7 +152,7 @@ class RetrievalTask(Task):
 
     @classmethod
     @abstractmethod
-    def rebuild(cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any]) -> Any:
+    def rebuild(cls, checkpoint: Checkpoint) -> Any:
         """The network of a checkpoint."""
 
     def _counts(self) -> str:
@@ -234,19 +235,26 @@ class RetrievalTask(Task):
     def judge(
         cls, network: nn.Module, sources: Sources, config: Any, progress: Callable[[int], None] = lambda done: None
     ) -> Judged:
-        """Embed queries and gallery, and rank them exactly."""
+        """Embed queries and gallery, and measure them."""
         queries = embed(network, sources.query, config.precision, progress=progress)
-        labels, done = sources.query.items.labels.to(queries.device), len(queries)
-        gallery: Tensor | None = None
-        others: tuple[Tensor, ...] = ()
+        done, gallery = len(queries), None
         if sources.gallery is not None:
             gallery = embed(network, sources.gallery, config.precision, progress=lambda n: progress(done + n))
-            others = gallery, sources.gallery.items.labels.to(queries.device)
         try:
-            found = retrieval_metrics(queries, labels, *others)
+            return Judged(*cls.measure(queries, gallery, sources, config), queries, gallery)
         except NotANumberError as error:
             raise TrainingError(f"{error}: the network produced NaN or infinite embeddings") from None
-        return Judged(found, found.summary(config.recall_at), queries, gallery)
+
+    @classmethod
+    def measure(
+        cls, queries: Tensor, gallery: Tensor | None, sources: Sources, config: Any
+    ) -> tuple[RetrievalMetrics, dict[str, float]]:
+        """Metrics of each query, ranked exactly, and their summary in percent."""
+        labels, candidates = sources.query.items.labels.to(queries.device), None
+        if sources.gallery is not None:
+            candidates = sources.gallery.items.labels.to(queries.device)
+        found = retrieval_metrics(queries, labels, gallery, candidates)
+        return found, found.summary(config.recall_at)
 
     def evaluate(self) -> dict[str, float]:
         """R@K, mAP@R and AP in percent."""
@@ -285,12 +293,10 @@ class RetrievalTask(Task):
             write_examples(folder, found.metrics, found.queries, found.gallery, sources, self.relevant)
 
     @classmethod
-    def evaluate_checkpoint(
-        cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> dict[str, float]:
+    def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
         """The metrics of a checkpoint on its data set's test items."""
-        config = cls.completed(config)
-        network = cls.rebuild(config, weights, notes).to(device)
+        config = cls.completed(checkpoint.config)
+        network = cls.rebuild(checkpoint._replace(config=config)).to(device)
         sources = cls.sources(config, device, train=False)
         many = len(sources.query) + (len(sources.gallery) if sources.gallery else 0)
         with log.progress("embedding", many, 0, show=True) as bar:

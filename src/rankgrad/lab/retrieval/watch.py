@@ -19,12 +19,11 @@ from rankgrad.pairs import unit_length
 
 #: Steps that are averaged before anything is said; a tenth of a shorter run.
 STEPS = 20
-#: Collapsed: a spread below this, and below this share of the largest one (untrained networks start low), ...
-GONE, SHARE = 0.01, 0.1
-#: ... for so many steps, or a quarter of a shorter run. At first all embeddings may move together, and part again
-#: within some ten steps: these are waited for in any run.
-PATIENCE, PART = 100, 10
-#: Share of the embeddings without any gradient from which on it is said.
+#: Embeddings have collapsed when their spread is below GONE and below SHARE of its largest value (untrained
+#: networks start low) for PATIENCE steps, or for a quarter of a shorter run, at least PART steps: at first all
+#: embeddings may move together and separate again within about ten steps.
+GONE, SHARE, PATIENCE, PART = 0.01, 0.1, 100, 10
+#: Share of the embeddings without any gradient above which a note is printed.
 STILL = 0.95
 
 
@@ -42,7 +41,7 @@ def zero_share(gradient: Tensor) -> Tensor:
 
 
 class Watch:
-    """Reads the rows of finished steps; a run that goes on is watched from the rows of before.
+    """Reads the rows of finished steps; a resumed run starts with the rows that were logged before.
 
     Args:
         reach: How the loss names what to change where no gradient arrives.

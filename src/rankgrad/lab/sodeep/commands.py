@@ -28,21 +28,11 @@ def train(
     The file appears when the training is over, whole. If it is there already, made with the same settings, nothing
     is trained; made with others it is replaced.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from rankgrad.lab import sodeep
+    from rankgrad.lab.training import log
 
     begin = time.monotonic()
-    shown = [TextColumn("step {task.completed:.0f} of {task.total:.0f}"), BarColumn(), TimeRemainingColumn()]
-    with Progress(
-        *shown, TextColumn("{task.description}"), console=Console(stderr=True), transient=True
-    ) as progress:
-        task = progress.add_task("", total=steps)
-
-        def report(step: int, error: float) -> None:
-            progress.update(task, completed=step, description=f"wrong by {error:.2f} ranks")
-
+    with log.progress("training", steps, 0, show=True) as bar:
         try:
             sorter = sodeep.train(
                 length,
@@ -54,7 +44,7 @@ def train(
                 learning_rate=learning_rate,
                 seed=seed,
                 out=out,
-                progress=report,
+                progress=lambda step, error: bar.advance(step, f"mean error {error:.2f} ranks"),
             )
         except (ValueError, OSError) as fault:
             raise typer.BadParameter(str(fault)) from None
@@ -78,7 +68,7 @@ def mean_errors(sorter: torch.nn.Module, length: int) -> tuple[float, float]:
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    room = typer.Typer(help="SoDeep's sorting networks.", no_args_is_help=True)
-    room.callback()(lambda: None)  # a lone verb must keep its name
-    room.command()(train)
-    app.add_typer(room, name="sodeep")
+    verbs = typer.Typer(help="Train sorting networks for the SoDeep baseline.", no_args_is_help=True)
+    verbs.callback()(lambda: None)  # without one, typer would drop the name of the only verb
+    verbs.command()(train)
+    app.add_typer(verbs, name="sodeep")

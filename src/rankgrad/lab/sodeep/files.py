@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rankgrad.lab.training.checkpoint import write_bytes
+from rankgrad.lab.training.checkpoint import read_tensors, write_bytes
 from rankgrad.lab.training.run_files import checked_json
 from rankgrad.surrogates.sodeep.networks import ARCHITECTURES, Sorter
 
@@ -56,14 +56,7 @@ def load(path: str | os.PathLike[str]) -> Sorter:
 
 def read(path: str | os.PathLike[str]) -> tuple[Sorter, dict[str, Any] | None]:
     """A sorter and the recipe it was made by."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"path: expected a safetensors file, received {os.fspath(path)!r} ({error})") from None
+    weights, metadata = read_tensors(Path(path), "path")
     if _KEY not in metadata:
         raise ValueError(
             f"path: expected a sorter saved by rankgrad, received {os.fspath(path)!r} without its sizes"

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankgrad.lab.retrieval.config import Named
 from rankgrad.lab.retrieval.source import Draw, LabelledBatch
 from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.text.data import Judgements
 from rankgrad.lab.text.source import TextSource
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.named import Named, user_errors
 from rankgrad.losses import average_precision_loss, ndcg_loss, recall_loss
 from rankgrad.metrics import RetrievalMetrics, average_precision, map_at_r, ndcg, reciprocal_rank
 from rankgrad.pairs import unit_length
@@ -83,15 +83,10 @@ def loss_of(config: Named) -> tuple[Callable[..., Tensor], bool, dict[str, Any]]
     if config.name not in LOSSES:
         raise UserError(f"loss: unknown name {config.name!r} for graded lists{nearest(config.name, LOSSES)}")
     function, grades = LOSSES[config.name]
-    known = set(inspect.signature(function).parameters) - _NOT_SET
-    for name in config.arguments():
-        if name not in known:
-            raise UserError(f"loss.{name}: unknown argument of {function.__name__}{nearest(name, known)}")
-    arguments = {"margin": "auto", **config.arguments()}  # as the Modules, which are for training
-    try:
+    given = config.checked(inspect.signature(function).parameters.keys() - _NOT_SET, function.__name__)
+    arguments = {"margin": "auto", **given}  # as the Modules, which are for training
+    with user_errors("loss"):
         function(torch.zeros(1, 2), torch.tensor([[True, False]]), **arguments)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"loss: {error}") from None
     return function, grades, arguments
 
 

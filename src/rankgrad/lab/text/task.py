@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ from rankgrad import distributed
 from rankgrad.lab.retrieval import losses
 from rankgrad.lab.retrieval.source import Sources
 from rankgrad.lab.retrieval.splits import Items
-from rankgrad.lab.retrieval.task import Judged, RetrievalTask, embed
+from rankgrad.lab.retrieval.task import RetrievalTask
 from rankgrad.lab.text import data, graded, model
 from rankgrad.lab.text.config import Config
 from rankgrad.lab.text.source import TextSource
 from rankgrad.lab.text.trained import TrainedTextEmbedder
-from rankgrad.lab.training.checkpoint import fill
+from rankgrad.lab.training.checkpoint import Checkpoint, fill
 from rankgrad.lab.training.errors import UserError
+from rankgrad.metrics import RetrievalMetrics
 
 
 class TextTask(RetrievalTask):
@@ -99,18 +99,16 @@ class TextTask(RetrievalTask):
         return model.build(config.model, config.seed), {}
 
     @classmethod
-    def rebuild(cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any]) -> model.TextEmbedder:
+    def rebuild(cls, checkpoint: Checkpoint) -> model.TextEmbedder:
         """The model of the folder, with the weights of a checkpoint."""
-        network = model.build(config.model, config.seed)
-        fill(network, weights)
+        network = model.build(checkpoint.config.model, checkpoint.config.seed)
+        fill(network, checkpoint.weights)
         return network
 
     @classmethod
-    def trained(
-        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> TrainedTextEmbedder:
+    def trained(cls, checkpoint: Checkpoint, device: torch.device) -> TrainedTextEmbedder:
         """From texts to embeddings."""
-        return TrainedTextEmbedder(config, cls.rebuild(config, weights, notes), device)
+        return TrainedTextEmbedder(checkpoint.config, cls.rebuild(checkpoint), device)
 
     def build_loss(self, classes: int, size: int) -> nn.Module:
         """Of labels, or of graded lists."""
@@ -121,24 +119,14 @@ class TextTask(RetrievalTask):
         return graded.GradedLoss(self.config.loss, self.source.judgements.to(self.device), queries)
 
     @classmethod
-    def judge(
-        cls,
-        network: nn.Module,
-        sources: Sources,
-        config: Config,
-        progress: Callable[[int], None] = lambda done: None,
-    ) -> Judged:
+    def measure(
+        cls, queries: Tensor, gallery: Tensor | None, sources: Sources, config: Config
+    ) -> tuple[RetrievalMetrics, dict[str, float]]:
         """By labels, or by grades."""
         judgements = sources.query.judgements if isinstance(sources.query, TextSource) else None
-        if judgements is None or sources.gallery is None:
-            return super().judge(network, sources, config, progress)
-        queries = embed(network, sources.query, config.precision, progress=progress)
-        done = len(queries)
-        documents = embed(
-            network, sources.gallery, config.precision, progress=lambda count: progress(done + count)
-        )
-        metrics, summary = graded.measure(queries, documents, judgements, config.recall_at)
-        return Judged(metrics, summary, queries, documents)
+        if judgements is None or gallery is None:
+            return super().measure(queries, gallery, sources, config)
+        return graded.measure(queries, gallery, judgements, config.recall_at)
 
     def relevant(self, query: int, other: int) -> bool:
         """Whether a test item belongs to a query."""

@@ -60,14 +60,8 @@ class TrainedTextEmbedder(TrainedEmbedder):
         try:
             with torch.inference_mode():
                 same = torch.allclose(module(*draw(3)), unit_length(network(texts(3))), atol=1e-5)
-        except (
-            AttributeError,
-            KeyError,
-            IndexError,
-            RuntimeError,
-            TypeError,
-        ):  # not made of a tokenizer and tokens
-            same = False
+        except (AttributeError, KeyError, IndexError, RuntimeError, TypeError):
+            same = False  # not made of a tokenizer and tokens
         if not same:
             raise UserError(
                 "RUN: expected a model of input_ids and attention_mask alone; this one is not exported"

@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,15 @@ _MARK = b"rankgrad sha256 "
 _COMMENT = len(_MARK) + 64
 
 
-def _atomically(path: Path, content: bytes | memoryview, before: Callable[[], object] = lambda: None) -> None:
+class Checkpoint(NamedTuple):
+    """The weights of a run, the settings they were trained with, and notes: what ``Task.metadata`` gave."""
+
+    config: Any
+    weights: dict[str, Tensor]
+    notes: dict[str, Any]
+
+
+def write_bytes(path: Path, content: bytes | memoryview, before: Callable[[], object] = lambda: None) -> None:
     """Write beside the target, flush to the disk, then rename: a reader sees the old file or the new one.
 
     ``before`` is called when the new file is safe on the disk and not yet in its place.
@@ -86,19 +94,14 @@ def _runs(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
-        return True
+    except PermissionError:  # it belongs to another user
+        pass
     return True
 
 
 def write_text(path: Path, text: str) -> None:
     """A text file, atomically; names of files that are no UTF-8 are written with backslashes."""
-    _atomically(path, text.encode("utf-8", errors="backslashreplace"))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """A file of bytes, atomically."""
-    _atomically(path, content)
+    write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 def write_folder(path: Path, write: Callable[[Path], object], size: int) -> None:
@@ -146,7 +149,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
             except OSError:  # a file system without hard links
                 os.replace(path, previous_of(path))
 
-    _atomically(path, file.getbuffer(), keep)
+    write_bytes(path, file.getbuffer(), keep)
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -192,7 +195,7 @@ def save_weights(path: Path, network: nn.Module, metadata: dict[str, Any]) -> No
     notes["sha256"] = _checksum({**header, "__metadata__": notes}, content)
     head = json.dumps({"__metadata__": notes, **header}, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)  # tensors begin at a multiple of 8
-    _atomically(path, b"".join([len(head).to_bytes(8, "little"), head, content]))
+    write_bytes(path, b"".join([len(head).to_bytes(8, "little"), head, content]))
 
 
 def read_tensors(path: Path, argument: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -208,7 +211,7 @@ def read_tensors(path: Path, argument: str) -> tuple[dict[str, Tensor], dict[str
         tensors = load(raw)
         header, content = _parts(raw)
     except (SafetensorError, ValueError) as error:
-        raise UserError(f"{argument}: {path} is not a safetensors file ({error})") from None
+        raise UserError(f"{argument}: expected a safetensors file, received {path} ({error})") from None
     except (KeyError, TypeError, RuntimeError) as error:  # types that torch does not have
         raise UserError(f"{argument}: {path} cannot be read ({type(error).__name__}: {error})") from None
     notes: dict[str, str] = header.get("__metadata__") or {}

@@ -1,11 +1,11 @@
-"""Settings of a run: sections with checked values, where an unknown key names the nearest known one."""
+"""Settings of a run, in sections with checked values; the error of an unknown key suggests the nearest one."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,15 +30,15 @@ class Section(BaseModel):
 class Optim(Section):
     """The optimiser and its schedule."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adam"  # which optimiser
-    lr: Positive = 1e-5  # the learning rate; retrieval of images: auto takes one that fits the weights
+    name: Literal["adam", "adamw", "sgd"] = "adam"  # the optimiser
+    lr: Positive = 1e-5  # the learning rate; image retrieval: auto chooses it by model.weights
     weight_decay: NonNegative = 0.0  # weight decay of all parameters but proxies
-    momentum: NonNegative = 0.9  # momentum, of sgd only
-    clip: NonNegative = 0.0  # largest norm of the gradient; 0: not clipped
-    warmup: Annotated[int, Field(ge=0)] = 0  # first steps, in which the rate rises from lr / warmup to lr
+    momentum: NonNegative = 0.9  # momentum (sgd only)
+    clip: NonNegative = 0.0  # gradients are clipped to this norm; 0: not clipped
+    warmup: Annotated[int, Field(ge=0)] = 0  # steps at the start in which the rate rises from lr / warmup to lr
     schedule: Literal["steps", "cosine", "constant"] = "steps"  # how the learning rate falls
-    milestones: tuple[NonNegative, ...] = ()  # for the schedule steps: epochs after which the rate falls
-    decay: Positive = 0.3  # for the schedule steps: the factor at each milestone
+    milestones: tuple[NonNegative, ...] = ()  # schedule steps: the epochs after which the rate falls
+    decay: Positive = 0.3  # schedule steps: the factor at each milestone
 
 
 class RunConfig(Section):
@@ -46,14 +46,14 @@ class RunConfig(Section):
 
     task: str  # what is trained; see `rankgrad ls`
     seed: Seed = 0  # seed of weights, batches and augmentation
-    epochs: Count = 1  # passes over the training items; retrieval of images: auto, as lr
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the network; losses are computed in fp32
+    epochs: Count = 1  # passes over the training items; image retrieval: auto, as optim.lr
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # precision of the network; losses are computed in fp32
     device: str = "auto"  # auto, cpu or cuda; auto takes a GPU if there is one
-    compile: bool = False  # compile the network by torch.compile, on a GPU; not for detectors
+    compile: bool = False  # whether to use torch.compile (on a GPU; not for detectors)
     evaluate_every: Count = 1  # epochs from one evaluation to the next
     evaluate_first: bool = False  # whether to evaluate before training as well
     save_minutes: NonNegative = 5.0  # minutes between checkpoints; 0: a checkpoint after every step
-    callbacks: tuple[str, ...] = ("tensorboard",)  # numbers also go to: tensorboard, wandb, mlflow, module:Class
+    callbacks: tuple[str, ...] = ("tensorboard",)  # loggers: tensorboard, wandb, mlflow, or module:Class
     optim: Optim = Optim()
 
     @classmethod
@@ -62,13 +62,18 @@ class RunConfig(Section):
         return settings
 
 
-def meanings(config: type[Section], prefix: str = "") -> dict[str, str]:
-    """What the comment behind every setting says, by its full key: ``{"optim.lr": "the learning rate", ...}``."""
-    told: dict[str, str] = {}
-    for base in reversed(config.__mro__):
+def comments(section: type[Section]) -> dict[str, str]:
+    """The comment behind every setting of a section, by its name: ``{"lr": "the learning rate", ...}``."""
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__):
         if issubclass(base, Section) and base is not Section:
-            told |= dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(base), re.MULTILINE))
-    inner = sections_of(config)
+            found |= dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(base), re.MULTILINE))
+    return found
+
+
+def meanings(config: type[Section], prefix: str = "") -> dict[str, str]:
+    """Choices and comment of every setting, by its full key: ``{"optim.lr": "the learning rate", ...}``."""
+    told, inner = comments(config), sections_of(config)
     found: dict[str, str] = {}
     for name, field in config.model_fields.items():
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
@@ -79,13 +84,6 @@ def meanings(config: type[Section], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def documented(function: Any, argument: str) -> str:
-    """The first sentence that the docstring of a function or class has on an argument, or an empty text."""
-    text = re.search(rf"^    {argument}: (.*(?:\n        .*)*)", inspect.getdoc(function) or "", re.MULTILINE)
-    meaning = re.sub(r":\w+:`~?([^`]*)`", r"\1", " ".join(text[1].split()) if text else "").replace("``", "")
-    return re.split(r"(?<=[a-z0-9)])\. (?=[A-Z])", meaning)[0].rstrip(".")
-
-
 def shown(value: Any) -> str:
     """A value for a message, in a line of at most 80 characters."""
     try:
@@ -93,6 +91,14 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer of many thousand digits
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their full keys: ``{"optim.lr": 1e-5, ...}``."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -61,7 +61,7 @@ _MEANINGS = {
 }
 
 
-def in_a_line(error: BaseException) -> str | None:
+def meaning_of(error: BaseException) -> str | None:
     """What an error of torch's or the system's means for the user; None if it is a fault of this program."""
     said = " ".join(str(error).split())
     if isinstance(error, MemoryError):

@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: CSV tables, callbacks, a progress bar."""
+"""The log of a run: CSV tables, callbacks, a progress bar."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Trainer:
 
     def _evaluate(self, bar: log.Progress, stop: signals.Stop) -> None:
         bar.advance(self.step, "evaluating")
-        with stop.leaving():
+        with stop.interruptible():
             metrics = self.task.evaluate()
         epoch = self.step // self.task.steps_per_epoch
         if self.task.headline not in metrics:

@@ -76,7 +76,7 @@ def describe(device: torch.device) -> dict[str, str]:
     }
 
 
-def in_a_line(device: torch.device) -> str:
+def summary(device: torch.device) -> str:
     """Hardware and versions, for the head of a table."""
     told = describe(device)
     return f"{told['hardware']}; {told['versions']}"

@@ -1,4 +1,4 @@
-"""Output that may go nowhere: the reader of a pipe has ended, a terminal was closed, a disk is full."""
+"""Output that cannot be written: the reader of a pipe has ended, a terminal was closed, a disk is full."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 
 class _Stream:
-    """A stream whose text is dropped from the first time on that it cannot be written."""
+    """A stream that drops all text after the first text that cannot be written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -42,8 +42,8 @@ class _Stream:
 
 
 @contextmanager
-def may_go_nowhere() -> Iterator[None]:
-    """Around work that is worth more than what it prints: it goes on when nothing can be printed any more."""
+def ignoring_write_errors() -> Iterator[None]:
+    """Work inside goes on when its output cannot be written any more."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _Stream(before[0]), _Stream(before[1])
     try:

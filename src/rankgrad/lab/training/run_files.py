@@ -1,4 +1,4 @@
-"""The files of a run and what must be in them: read by pydantic, a fault is one line that names file and place."""
+"""The files of a run, validated by pydantic: an error is one line with the file and the place in it."""
 
 from __future__ import annotations
 

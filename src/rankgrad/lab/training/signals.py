@@ -25,16 +25,16 @@ class Stop:
 
     def __init__(self) -> None:
         self.number = 0  #: of the signal; 0: none came
-        self._leaves = False
+        self._interruptible = False
 
     def note(self, number: int) -> None:
         """A signal came; work that can be repeated is left at once."""
         self.number = self.number or number
-        if self._leaves:
+        if self._interruptible:
             raise Interrupted(self.number)
 
     @contextmanager
-    def leaving(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Around work that a signal ends at once, as :class:`Interrupted`, because it can be repeated.
 
         Several processes wait for each other, so none of them may stop alone.
@@ -42,13 +42,13 @@ class Stop:
         if distributed.active():
             yield
             return
-        self._leaves = True
+        self._interruptible = True
         try:
             if self.number:
                 raise Interrupted(self.number)
             yield
         finally:
-            self._leaves = False
+            self._interruptible = False
 
     def agreed(self, device: torch.device) -> int:
         """The signal that any process has noted; all processes must ask together."""

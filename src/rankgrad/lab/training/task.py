@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.config import RunConfig
-from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Trained
 
 
@@ -55,7 +55,7 @@ class Task(ABC):
     def watch(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
         """Check the logged rows of finished steps: returns lines to print, or raises to stop the run.
 
-        A run that goes on begins with the rows of before, so any state of this method must follow from them.
+        A resumed run begins with the rows logged before, so any state of this method must follow from them.
         """
         return []
 
@@ -79,7 +79,7 @@ class Task(ABC):
 
     @abstractmethod
     def metadata(self) -> dict[str, Any]:
-        """What a checkpoint needs beside settings and weights to be used again."""
+        """What a checkpoint needs besides settings and weights to build the network again."""
 
     @abstractmethod
     def finish(self, folder: Path) -> None:
@@ -97,17 +97,13 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def evaluate_checkpoint(
-        cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> dict[str, float]:
-        """The metrics of a checkpoint on its data set's test items; ``notes`` is what :meth:`metadata` gave."""
+    def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
+        """The metrics of a checkpoint on its data set's test items."""
 
     @classmethod
-    def trained(
-        cls, config: Any, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> Trained:
+    @abstractmethod
+    def trained(cls, checkpoint: Checkpoint, device: torch.device) -> Trained:
         """The network of a checkpoint, ready to be used; see :func:`rankgrad.lab.use.load`."""
-        raise UserError(f"RUN: a network of the task {config.task!r} cannot be used from its run")
 
     @classmethod
     @abstractmethod

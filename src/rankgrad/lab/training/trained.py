@@ -1,4 +1,4 @@
-"""What a finished run leaves to be used: a network with what must happen before and after it."""
+"""The trained network of a run, with its preprocessing, for use in other programs."""
 
 from __future__ import annotations
 

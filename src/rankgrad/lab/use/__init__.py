@@ -1,4 +1,4 @@
-"""A finished run in use: loaded in a program, searched, drawn, exported."""
+"""Use the network of a run: load it in Python, embed, search, detect, export."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def load(run: str | Path, *, weights: str = "best", device: str = "cpu") -> Any:
         An object with ``embed(items)`` (image retrieval and text), ``detect(images)`` (detection) or
         ``score(features)`` (rankers), and with ``network``, the Module itself.
     """
-    task, config, tensors, notes = recipes.of_checkpoint(recipes.checkpoint_of(run, weights))
-    return task.trained(config, tensors, notes, machine.device_of(device))
+    task, checkpoint = recipes.of_checkpoint(recipes.checkpoint_of(run, weights))
+    return task.trained(checkpoint, machine.device_of(device))

@@ -19,7 +19,7 @@ _OTHERS = {
 
 def _files(given: list[Path]) -> list[Path]:
     """Images, and those in folders."""
-    from rankgrad.lab.retrieval.images.data.folder import images_in
+    from rankgrad.lab.vision.folders import images_in
 
     paths = [path for one in given for path in (images_in(one) if one.is_dir() else [one])]
     if not paths:
@@ -53,12 +53,14 @@ def embed(
         list[Path],
         typer.Argument(help="Images, or folders of images; for texts .csv, .tsv, .jsonl, or a text in each line."),
     ],
-    out: Annotated[Path, typer.Option(help="Where the embeddings go.")] = Path("embeddings.npz"),
-    index: Annotated[Path | None, typer.Option(help="An index for `rankgrad search` as well, by FAISS.")] = None,
-    column: Annotated[str | None, typer.Option(help="Of a table of texts; default: as in training.")] = None,
+    out: Annotated[Path, typer.Option(help="The .npz file to write.")] = Path("embeddings.npz"),
+    index: Annotated[Path | None, typer.Option(help="Also write a FAISS index for `rankgrad search`.")] = None,
+    column: Annotated[
+        str | None, typer.Option(help="The column of a table of texts; default: as in training.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
 ) -> None:
-    """Embed images or texts: an .npz with `embeddings` [N, dim], of unit length, and `names` [N]."""
+    """Embed images or texts: writes an .npz with `embeddings` [N, dim] of unit length and `names` [N]."""
     import io
 
     import numpy as np
@@ -97,7 +99,7 @@ def search(
     page: Annotated[Path, typer.Option(help="The HTML page.")] = Path("search.html"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
 ) -> None:
-    """Show the nearest items of an index: a table here, the items themselves on an HTML page."""
+    """Search an index: prints the nearest items of each query, and shows them on an HTML page."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -130,7 +132,7 @@ def detect(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
 ) -> None:
-    """Detect objects: images with boxes drawn, and detections.json with all of them."""
+    """Detect objects: writes the images with boxes drawn, and detections.json with all boxes."""
     from rankgrad.lab.detection.trained import TrainedDetector
     from rankgrad.lab.training import log
     from rankgrad.lab.training.checkpoint import write_text
@@ -170,7 +172,7 @@ def export(
     out: Annotated[Path | None, typer.Option(help="The file; default: beside the checkpoint.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
 ) -> None:
-    """Write the network of a run for other programs, and check that it gives the same outputs there."""
+    """Export the network of a run as ONNX or torch.export, and check that the file gives the same outputs."""
     from rankgrad.lab.training.config import chosen
     from rankgrad.lab.use import exporting as files
     from rankgrad.lab.use import load

@@ -63,16 +63,8 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def _fingerprint(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha(file)
-
-
-def _sha(file: Any) -> str:
-    found = hashlib.sha256()
-    while part := file.read(2**20):
-        found.update(part)
-    return found.hexdigest()
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write(path: Path, embeddings: NDArray[np.float32], names: list[str], checkpoint: Path, kind: str) -> None:
@@ -87,7 +79,7 @@ def write(path: Path, embeddings: NDArray[np.float32], names: list[str], checkpo
     content = faiss.serialize_index(index).tobytes()
     notes = {
         "checkpoint": str(checkpoint.resolve()),
-        "sha256": _fingerprint(checkpoint),
+        "sha256": _sha256(checkpoint),
         "index_sha256": hashlib.sha256(content).hexdigest(),
         "kind": kind,
         "names": names,
@@ -117,6 +109,6 @@ def read(path: Path) -> Index:
         raise UserError(f"INDEX: {path} has {index.ntotal} embeddings, {_beside(path)} {len(names)} names")
     if not Path(checkpoint).is_file():
         raise UserError(f"INDEX: the network that embedded its items is gone: {checkpoint}")
-    if _fingerprint(Path(checkpoint)) != notes["sha256"]:
+    if _sha256(Path(checkpoint)) != notes["sha256"]:
         raise UserError(f"INDEX: {checkpoint} has changed since {path} was written; embed the items again")
     return Index(index, names, Path(checkpoint), notes["kind"])

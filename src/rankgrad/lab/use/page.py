@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +52,4 @@ def _thumbnail(path: Path) -> str:
 
 def _small(image: Image.Image) -> str:
     image.thumbnail((2 * _SIDE, 2 * _SIDE))
-    content = io.BytesIO()
-    image.save(content, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
+    return page.data_url(image)

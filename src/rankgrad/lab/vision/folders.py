@@ -1,13 +1,31 @@
-"""Folders of data sets: where they are, what must be in them, and whether they are complete."""
+"""Files of images and folders of data sets: where they are, what must be in them, whether they are complete."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.vision.images import SUFFIXES
+
+
+def images_in(folder: Path) -> list[Path]:
+    """All image files below a folder, sorted; hidden files are left out."""
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+
+
+def image_files(images: Sequence[str | Path]) -> list[Path]:
+    """The files of images that a user names; a missing one, or none at all, is an error."""
+    paths = [Path(image) for image in images]
+    if missing := [str(path) for path in paths if not path.is_file()]:
+        raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
+    if not paths:
+        raise UserError("IMAGES: expected images, received none")
+    return paths
 
 
 class Described(Protocol):

@@ -248,9 +248,7 @@ class Store:
             if isinstance(source, Path) and not source.is_file():
                 return "missing"
             return self._decode(source)
-        except (
-            Exception
-        ) as error:  # Pillow raises many kinds for broken files: all of them mean this file is broken
+        except Exception as error:  # Pillow raises many kinds, all of which mean that this file is broken
             return f"broken ({error})"
 
     def _decode_all(self, sources: Sequence[Path | Tensor], room: _Room) -> Iterator[Tensor | str]:
@@ -298,7 +296,7 @@ class Store:
 
 
 def leave_out(stores: Sequence[Store | None], many: int, broken: str) -> str:
-    """What is said of the images that are left out, nothing if none is; ``broken="refuse"`` refuses any."""
+    """A note on the images that are left out, empty if there are none; ``broken="refuse"`` makes them an error."""
     faults = [fault for store in stores if store is not None for fault in store.faults]
     if faults and broken == "refuse":
         raise UserError(f"--data: {listed(faults, many)}. data.broken=skip leaves them out.")

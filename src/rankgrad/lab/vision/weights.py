@@ -1,4 +1,4 @@
-"""Pretrained weights of a backbone from a file, honouring where its stride sits."""
+"""Pretrained weights of a backbone from a file, whichever convolution of a ResNet block has the stride."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ class Data(Section):
 
     name: Literal["digits", "folder", "cub", "sop", "inshop"]  # the data set, see `rankgrad ls`
     root: str | None = None  # the folder of the data set (--data)
-    counts: Literal["protocol", "any"] = "protocol"  # refuse a data set of another size than the official one
-    broken: Literal["refuse", "skip"] = "refuse"  # on files that are missing or cannot be decoded
+    counts: Literal["protocol", "any"] = "protocol"  # protocol: refuse a data set that has not the official size
+    broken: Literal["refuse", "skip"] = "refuse"  # what to do with images that are missing or cannot be decoded
     cache: Literal["ram", "device", "none"] = "ram"  # where decoded images are kept
     workers: Count = 8  # threads that decode images
-    test_share: Fraction = 0.5  # for folder: share of the classes to test on; 1 to evaluate on all
-    split_seed: Annotated[int, Field(ge=0)] = 0  # for folder: seed of the choice of test classes
+    test_share: Fraction = 0.5  # folder: share of the classes to test on; 1 to evaluate on all
+    split_seed: Annotated[int, Field(ge=0)] = 0  # folder: seed of the choice of test classes
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0  # test on this share of the *training* classes instead
 
 
@@ -34,13 +34,13 @@ class View(Section):
     """From a decoded image to the input of the network. What is left out is as the backbone was trained."""
 
     resize: Side | None = None  # pixels of the short side of an image, or of both sides
-    shape: Literal["short", "square"] = "short"  # which sides are resized
+    shape: Literal["short", "square"] = "short"  # short: resize the short side; square: both sides
     crop: Side | None = None  # side of the square that the network receives, in pixels
-    test_crop: Side | None = None  # its side at test time; left out: larger for pretrained networks
+    test_crop: Side | None = None  # the same at test time; not set: larger than crop for pretrained networks
     mean: Channels | None = None  # mean of each channel that is subtracted, in [0, 1]
     std: Channels | None = None  # standard deviation of each channel
-    augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation
-    scale: Fraction = 0.2  # for resized_crop: smallest share of the area
+    augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation of training images
+    scale: Fraction = 0.2  # resized_crop: the smallest share of the area
     flip: bool = True  # whether half of the training images are mirrored
 
 
@@ -50,9 +50,9 @@ class Model(Section):
     backbone: str = "resnet50"  # a network of torchvision or timm; torchvision:NAME and timm:NAME say which
     weights: str = "library"  # library (download), none, or a safetensors file
     embedding: Width = 512  # length of an embedding
-    pooling: Literal["auto", "avg", "max", "avg+max", "gem", "own"] = "auto"  # auto: avg+max or own
+    pooling: Literal["auto", "avg", "max", "avg+max", "gem", "own"] = "auto"  # auto: avg+max, else own
     norm: Literal["layer", "none"] = "layer"  # norm of the features before the embedding layer
-    batch_norm: Literal["frozen", "fixed", "train"] = "fixed"  # fixed: nothing learns; frozen: scale, shift do
+    batch_norm: Literal["frozen", "fixed", "train"] = "fixed"  # frozen: scale and shift learn; fixed: nothing
 
 
 class Config(RetrievalConfig):

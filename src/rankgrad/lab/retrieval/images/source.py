@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankgrad.lab.report.page import data_url
 from rankgrad.lab.retrieval.images import augment
 from rankgrad.lab.retrieval.images.config import Data, View
 from rankgrad.lab.retrieval.source import Draw, Source
@@ -117,6 +116,4 @@ class ImageSource(Source):
             image = image.resize((_SIDE, _SIDE), Image.Resampling.NEAREST)
         else:
             image.thumbnail((2 * _SIDE, 2 * _SIDE))
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=80)
-        return {"image": "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()}
+        return {"image": data_url(image)}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rankgrad import distributed
 from rankgrad.lab.retrieval import losses
@@ -20,6 +19,7 @@ from rankgrad.lab.retrieval.source import Sources
 from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.retrieval.task import RetrievalTask
 from rankgrad.lab.training import log
+from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.vision.folders import root_of
 from rankgrad.lab.vision.images import leave_out
@@ -105,18 +105,16 @@ class ImageTask(RetrievalTask):
         return model.build(config.model, config.view.crop, config.seed)
 
     @classmethod
-    def rebuild(cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any]) -> model.Embedder:
+    def rebuild(cls, checkpoint: Checkpoint) -> model.Embedder:
         """The network of a checkpoint."""
-        assert config.view.crop is not None
+        config, weights, notes = checkpoint
         return model.rebuild(config.model, config.view.crop, notes, weights)
 
     @classmethod
-    def trained(
-        cls, config: Config, weights: dict[str, Tensor], notes: dict[str, Any], device: torch.device
-    ) -> TrainedImageEmbedder:
+    def trained(cls, checkpoint: Checkpoint, device: torch.device) -> TrainedImageEmbedder:
         """From image files to embeddings."""
-        config = cls.completed(config)
-        return TrainedImageEmbedder(config, cls.rebuild(config, weights, notes), device)
+        config = cls.completed(checkpoint.config)
+        return TrainedImageEmbedder(config, cls.rebuild(checkpoint._replace(config=config)), device)
 
     @classmethod
     def listing(cls) -> dict[str, dict[str, str]]:

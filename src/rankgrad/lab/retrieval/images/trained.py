@@ -15,6 +15,7 @@ from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.retrieval.task import embed
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Exportable, TrainedEmbedder
+from rankgrad.lab.vision.folders import image_files
 
 
 class TrainedImageEmbedder(TrainedEmbedder):
@@ -24,13 +25,8 @@ class TrainedImageEmbedder(TrainedEmbedder):
 
     def embed(self, items: Sequence[str | Path], *, progress: Callable[[int], None] = lambda done: None) -> Tensor:
         """Embeddings of image files, ``[N, dim]`` float32 on the CPU."""
-        paths = [Path(item) for item in items]
-        names = [str(path) for path in paths]
-        if missing := [name for name, path in zip(names, paths, strict=True) if not path.is_file()]:
-            raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
-        if not paths:
-            raise UserError("IMAGES: expected images, received none")
-        found = Items(paths, torch.zeros(len(paths), dtype=torch.int64), None, names)
+        paths = image_files(items)
+        found = Items(paths, torch.zeros(len(paths), dtype=torch.int64), None, [str(path) for path in paths])
         source = ImageSource(found, Data(name="folder"), self.config.view, self.device)
         if source.store.faults:
             raise UserError(f"IMAGES: {'; '.join(source.store.faults[:5])}")

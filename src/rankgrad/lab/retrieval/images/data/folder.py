@@ -7,18 +7,12 @@ from pathlib import Path
 from rankgrad.lab.retrieval.images.config import Data
 from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, kept_apart, numbered
 from rankgrad.lab.training.errors import UserError, printable
-from rankgrad.lab.vision.folders import root_of
+from rankgrad.lab.vision.folders import images_in, root_of
 from rankgrad.lab.vision.images import SUFFIXES
 
 #: Names of parts of a data set: unlikely ones for classes.
 VALIDATION = {"val", "valid", "validation"}
 PARTS = {"train", "training", "test", "testing", *VALIDATION}
-
-
-def images_in(folder: Path) -> list[Path]:
-    """All image files below a folder, sorted; hidden files are left out."""
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
 def read(config: Data) -> RetrievalSplits:
