@@ -2,7 +2,7 @@
 # GPU tests and tables, unattended: sh benchmarks/gpu.sh [SECONDS, 400 if not given]
 #
 # What matters most comes first, and every part leaves what it has when time is up:
-#   1. benchmarks.reach        -> $OUT/reach.md, written anew after every line, with goals met and missed
+#   1. rankgrad bench reach   -> $OUT/reach.md, written anew after every line, with goals met and missed
 #   2. all tests marked gpu   -> $OUT/gpu_tests.txt; eight processes, so that kernels compile side by side
 #   3. rankgrad bench         -> $OUT/bench.md, the tables with the baselines, in the time that is left
 # Exit status: 0 if nothing failed. Needs python3 with torch, Triton, pytest and the packages of the extra `bench`;
@@ -16,8 +16,8 @@ mkdir -p "$OUT"
 export PYTHONPATH="src:tests:${PYTHONPATH:-}" OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/rankgrad-triton}"
 failed=0
 
-echo "== reach"
-timeout 170 python3 -m benchmarks.reach --device cuda --markdown "$OUT/reach.md" > "$OUT/reach.txt" 2>&1 || failed=1
+echo "== bench reach"
+timeout 170 python3 -m rankgrad bench reach --device cuda --markdown "$OUT/reach.md" > "$OUT/reach.txt" 2>&1 || failed=1
 grep -E "MISSED|differs|failed" "$OUT/reach.txt"
 tail -n 1 "$OUT/reach.md"
 

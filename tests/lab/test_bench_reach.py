@@ -1,16 +1,16 @@
-"""``benchmarks/reach.py`` on small inputs: every line is measured and judged, and what fails is no time."""
+"""``rankgrad bench reach`` on small inputs: every line is measured and judged, and what fails is no time."""
 
 import functools
 import types
 
 import pytest
 import torch
-from benchmarks import reach
-from benchmarks import reach_blocks as blocks
-from benchmarks.reach_goals import Measurement
 
 from rankgrad.engine import dispatch
-from rankgrad.lab.bench import timing
+from rankgrad.lab.bench import blocks, reach, timing
+from rankgrad.lab.bench.lines import Measurement
+
+from runs import cli
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def _short(monkeypatch):
 
 def test_the_tables(tmp_path, capsys):
     file = tmp_path / "reach.md"
-    assert reach.main(["--rehearse", "--markdown", str(file)]) == 0
+    assert cli("bench", "reach", "--rehearse", "--markdown", str(file)) == 0
     text = file.read_text()
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == list(reach.SECTIONS)
     for row in (
@@ -46,7 +46,7 @@ def test_the_way_of_a_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(timing, "graph_seconds", lambda run, device: timing.seconds(run, device, budget=0))
     file = tmp_path / "reach.md"
     before = torch.backends.cuda.matmul.allow_tf32
-    assert reach.main(["--rehearse", "--markdown", str(file)]) == 0
+    assert cli("bench", "reach", "--rehearse", "--markdown", str(file)) == 0
     text = file.read_text()
     for row in (
         "| 256 queries, fp32: recall, window |",
@@ -77,7 +77,7 @@ def test_a_wrong_gradient_does_not_count(monkeypatch, capsys):
 
     monkeypatch.setattr(reach, "reference", types.SimpleNamespace(evaluate=off_by_one))
     monkeypatch.setattr(reach, "SECTIONS", {"Windows": reach.windows})
-    assert reach.main(["--rehearse"]) == 1
+    assert cli("bench", "reach", "--rehearse") == 1
     assert "differs" in capsys.readouterr().out
 
 
@@ -88,7 +88,7 @@ def test_a_section_that_fails_leaves_the_others(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(reach, "SECTIONS", {"Broken": broken, "Short": reach.batches})
     file = tmp_path / "reach.md"
-    assert reach.main(["--rehearse", "--markdown", str(file)]) == 1
+    assert cli("bench", "reach", "--rehearse", "--markdown", str(file)) == 1
     text = file.read_text()
     assert "| the first | 1 s |" in text and "failed: RuntimeError: no room" in text
     assert "metrics.average_precision" in text
@@ -101,8 +101,7 @@ def test_a_run_that_is_killed_leaves_what_it_measured(monkeypatch, tmp_path):
 
     monkeypatch.setattr(reach, "SECTIONS", {"Killed": killed})
     file = tmp_path / "reach.md"
-    with pytest.raises(KeyboardInterrupt):
-        reach.main(["--rehearse", "--markdown", str(file)])
+    cli("bench", "reach", "--rehearse", "--markdown", str(file))
     assert "| the first | 1 s |" in file.read_text()
 
 

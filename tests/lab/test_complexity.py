@@ -171,9 +171,9 @@ def test_a_wrong_gradient_gets_no_time(monkeypatch):
 
 
 def test_the_command(tmp_path, capsys):
-    files = {name: tmp_path / f"c.{name}" for name in ("md", "json")}
+    files = {name: tmp_path / f"c.{name}" for name in ("md", "json", "png", "svg")}
     options = ["--methods", "ap,fastap", "--device", "cpu", "--longest", "1000", "--seconds", "5"]
-    options += ["--markdown", files["md"], "--json", files["json"]]
+    options += ["--markdown", files["md"], "--json", files["json"], "--plot", files["png"]]
     assert cli("bench", "complexity", *options) == 0
     out = capsys.readouterr().out
     assert "FastAP, 10 bins" in out and "O((n + p) L)" in out
@@ -183,9 +183,7 @@ def test_the_command(tmp_path, capsys):
     assert all(p["seconds"] > 0 for curve in curves.values() for p in curve["points"])
     text = files["md"].read_text()
     assert "| method | 100 | 300 | 1k |" in text and "1 % of them relevant" in text
-    assert cli("figure", "complexity", "--results", files["json"], "--out", tmp_path) == 0
-    drawn = tmp_path / "complexity.svg"
-    assert drawn.with_suffix(".png").stat().st_size > 10_000 and drawn.read_text().startswith("<?xml")
+    assert files["png"].stat().st_size > 10_000 and files["svg"].read_text().startswith("<?xml")
 
 
 def test_names_are_checked():

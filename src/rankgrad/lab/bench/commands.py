@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from rankgrad.lab.bench import long_lists, retrieval, tables
 from rankgrad.lab.bench.complexity_table import complexity
+from rankgrad.lab.bench.reach import reach
 from rankgrad.lab.bench.tables import Cells, in_mib, in_time
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
@@ -168,7 +169,8 @@ def bench(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command: ``bench`` alone measures our losses, ``bench complexity`` every method."""
+    """Add the command: ``bench`` alone measures our losses, its subcommands the rest."""
     verbs = typer.Typer(invoke_without_command=True, callback=bench)
     verbs.command()(complexity)
+    verbs.command()(reach)
     app.add_typer(verbs, name="bench")

@@ -1,10 +1,11 @@
-"""``rankgrad bench complexity``: the measured complexity table; ``rankgrad figure complexity`` draws it."""
+"""``rankgrad bench complexity``: the measured complexity table, its files and its plot."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -64,6 +65,7 @@ def complexity(
     threads: tables.ThreadsOption = 0,
     markdown: tables.MarkdownOption = None,
     json_file: tables.JsonOption = None,
+    plot: Annotated[Path | None, typer.Option(help="draw it here: FILE.png and FILE.svg")] = None,
 ) -> None:
     """Time every method of the paper's complexity table as lists grow, with the exponent beside the claim."""
     places = tables.devices(device, threads)
@@ -91,6 +93,12 @@ def complexity(
         write_text(markdown, head + text)
     if json_file:
         write_text(json_file, json.dumps(everything, indent=1))
+    if plot:
+        from rankgrad.lab.figures import complexity as figure
+        from rankgrad.lab.figures import style
+
+        for file in style.save(figure.plot(everything), plot.parent, plot.stem):
+            console.print(str(file), markup=False, soft_wrap=True)
 
 
 READING = """n scores in one list, 1 % of them relevant (p = n / 100), float32. Times are medians of eager calls,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.reach_goals import Measurement
 from rankgrad.lab.bench import retrieval, timing
+from rankgrad.lab.bench.lines import Measurement
 from rankgrad.losses import PairRankingLoss, ProxyRankingLoss, RecallLoss
 from rankgrad.memory import EmbeddingMemory
 

@@ -1,6 +1,4 @@
-"""Windows beside lambda, losses on embeddings without the similarity matrix, the cost of plain calls; with goals.
-
-    python -m benchmarks.reach [--device cuda] [--threads 1] [--markdown reach.md] [--rehearse]
+"""``rankgrad bench reach``: windows beside lambda, embeddings without the matrix, plain calls; with their goals.
 
 The most important sections come first, and the Markdown file is written again, atomically, after every line: a run
 that is killed leaves what it has measured. A section that fails is noted, and the next one runs.
@@ -8,22 +6,20 @@ that is killed leaves what it has measured. A section that fails is noted, and t
 
 from __future__ import annotations
 
-import argparse
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+import typer
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks import reach_blocks
-from benchmarks.reach_goals import Measurement, cells_of
 from rankgrad.engine import dispatch, reference
-from rankgrad.lab.bench import long_lists, retrieval, tables, timing
+from rankgrad.lab.bench import blocks, long_lists, retrieval, tables, timing
+from rankgrad.lab.bench.lines import Measurement, cells_of
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.losses import RecallLoss, average_precision_loss
@@ -40,13 +36,13 @@ class Sizes(NamedTuple):
 
     lengths: tuple[int, ...] = (1_000_000, 10_000_000)
     dense: int = 10_000_000
-    cases: tuple[reach_blocks.Case, ...] = reach_blocks.CASES
+    cases: tuple[blocks.Case, ...] = blocks.CASES
     batch: int = 512
     short: tuple[int, int] = (8000, 40)
     wide: tuple[int, int] = (4096, 64)
 
 
-SMALL = Sizes((9000,), 9000, reach_blocks.SMALL, 64, (80, 40), (160, 64))
+SMALL = Sizes((9000,), 9000, blocks.SMALL, 64, (80, 40), (160, 64))
 
 
 def _gpu(device: torch.device) -> bool:
@@ -94,7 +90,7 @@ def windows(device: torch.device, sizes: Sizes) -> Iterator[Measurement]:
 def embeddings(device: torch.device, sizes: Sizes) -> Iterator[Measurement]:
     """Large batches and memories on a GPU; on any device a batch of 512 by each reach."""
     if _gpu(device):
-        yield from reach_blocks.lines(device, sizes.cases)
+        yield from blocks.lines(device, sizes.cases)
     reaches: dict[str, dict[str, Any]] = {"lam": {"lam": 0.2}, "window": {"window": 0.1}, "automatic": {}}
     losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         name: RecallLoss(**given, margin=0.05).to(device) for name, given in reaches.items()
@@ -182,37 +178,36 @@ SECTIONS: dict[str, Callable[[torch.device, Sizes], Iterator[Measurement]]] = {
 }
 
 
-def main(words: list[str] | None = None) -> int:
-    """Measure every section; the status is 1 where something failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = torch's choice")
-    parser.add_argument("--rehearse", action="store_true", help="small inputs, to see that everything runs")
-    parser.add_argument("--markdown", type=Path, help="write the tables here as Markdown")
-    args = parser.parse_args(words)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    place, begin = machine.device_of(args.device), time.monotonic()
-    head = f"# Reach, {tables.today()}\n\n"
-    head += f"`python -m benchmarks.reach {' '.join(sys.argv[1:])}`; {machine.summary(place)}. "
-    head += 'Forward and backward. The column "goal" has the limit that a row must meet; '
-    head += '"eager" includes the time of Python.\n'
+def reach(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    threads: tables.ThreadsOption = 0,
+    rehearse: Annotated[bool, typer.Option(help="small inputs, to see that everything runs")] = False,
+    markdown: tables.MarkdownOption = None,
+) -> None:
+    """Measure windows beside lambda, losses without the matrix and the cost of plain calls, beside their goals."""
+    if threads:
+        torch.set_num_threads(threads)
+    place, begin = machine.device_of(device), time.monotonic()
+    head = f"# rankgrad bench reach, {tables.today()}\n\n"
+    head += f"`{tables.command()}`; {machine.summary(place)}. Forward and backward. "
+    head += 'The column "goal" has the limit that a row must meet; "eager" includes the time of Python.\n'
     done: dict[str, list[Measurement]] = {}
     console = Console()
     for title, measure in SECTIONS.items():
         found = done[title] = []
         try:
-            for line in measure(place, SMALL if args.rehearse else Sizes()):
+            for line in measure(place, SMALL if rehearse else Sizes()):
                 found.append(line)
                 console.print(" | ".join(line.cells()), soft_wrap=True, highlight=False)
-                _write(args.markdown, head, done, begin)
+                _write(markdown, head, done, begin)
         except Exception as error:  # what was measured stays, and what comes next may still run
             found.append(Measurement(title, fault=f"failed: {type(error).__name__}: {str(error)[:300]}"))
             console.print_exception(max_frames=8)
-            _write(args.markdown, head, done, begin)
+            _write(markdown, head, done, begin)
         if place.type == "cuda":
             torch.cuda.empty_cache()
-    return int(any(line.fault for lines in done.values() for line in lines))
+    if any(line.fault for lines in done.values() for line in lines):
+        raise typer.Exit(1)
 
 
 def _write(markdown: Path | None, head: str, done: dict[str, list[Measurement]], begin: float) -> None:
@@ -222,7 +217,3 @@ def _write(markdown: Path | None, head: str, done: dict[str, list[Measurement]],
     lines = [line for found in done.values() for line in found if line.met is not None]
     met = f"{sum(line.met is True for line in lines)} of {len(lines)} goals met"
     write_text(markdown, f"{head}{tables_of}\n{met}, in {time.monotonic() - begin:.0f} s.\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
