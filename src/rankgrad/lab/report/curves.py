@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 
 #: Lines and bars of every chart, in this order.
 COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666")
@@ -30,6 +31,19 @@ def smoothed(points: Points, share: float = 0.02) -> list[tuple[float, float]]:
         total += y - (points[i - window][1] if i >= window else 0.0)
         out.append((x, total / min(i + 1, window)))
     return out
+
+
+def apart(heights: Sequence[float], gap: float, lowest: float) -> list[float]:
+    """Heights of labels, downwards, moved so that they keep a distance, in their order and above ``lowest``."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    moved = list(heights)
+    for above, below in pairwise(order):
+        moved[below] = max(moved[below], moved[above] + gap)
+    limit = lowest
+    for at in reversed(order):
+        moved[at] = min(moved[at], limit)
+        limit = moved[at] - gap
+    return moved
 
 
 def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool = False) -> str:
@@ -68,7 +82,7 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
         x, _ = place(value, y_low)
         parts.append(f'<text x="{x:.1f}" y="{floor + 15}" text-anchor="middle">{value:g}</text>')
     parts.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_name)}</text>')
-    ends: list[float] = []
+    ends: list[tuple[str, str, float]] = []  # name, colour and height of a line's last point
     for number, (name, found) in enumerate(series.items()):
         kept = [p for p in found if math.isfinite(p[1])]
         if not kept:
@@ -78,11 +92,10 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
             parts.append(line(kept, colour, 0.25))
             kept = smoothed(kept)
         parts.append(line(kept, colour, 1))
-        if len(series) > 1:
-            y = place(*kept[-1])[1] + 4
-            while any(abs(y - other) < 12 for other in ends):
-                y += 12
-            ends.append(y)
+        ends.append((name, colour, place(*kept[-1])[1] + 4))
+    if len(series) > 1:
+        heights = apart([height for *_, height in ends], 12, floor + 4)
+        for (name, colour, _), y in zip(ends, heights, strict=True):
             parts.append(f'<text x="{right + 6}" y="{y:.1f}" style="fill:{colour}">{escape(name)}</text>')
     size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
