@@ -68,6 +68,7 @@ class RetrievalTask(Task):
     """
 
     headline = "R@1"
+    tie_break = "mAP@R"  # a small or easy test part has many evaluations of the same R@1
     same_shapes = True
     item: str  #: what an item is called, in the plural
 
