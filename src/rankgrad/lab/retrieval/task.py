@@ -176,8 +176,15 @@ class RetrievalTask(Task):
                 shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
                 more = ", ..." if len(alone) > 5 else ""
                 why = "used as an irrelevant item only" if source is self.source else "not used as a query"
-                said = f"{len(alone)} {use} classes with a single item ({why}): {shown}{more}"
+                classes = f"{use} class" if len(alone) == 1 else f"{use} classes"
+                said = f"{len(alone)} {classes} with a single item ({why}): {shown}{more}"
                 told.append(f"{said}{self._other_split()}")
+        trained, tested = (set(source.items.renumbered().class_names) for source in (self.source, self.query))
+        if both := len(trained & tested):
+            told.append(
+                f"{both:,} of {len(tested):,} test classes are training classes too: the result does not show how "
+                f"{self.item} of new classes are found"
+            )
         return told
 
     def _other_split(self) -> str:
