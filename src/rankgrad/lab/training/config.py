@@ -35,7 +35,7 @@ class Optim(Section):
     weight_decay: NonNegative = 0.0  # weight decay of all parameters but proxies
     momentum: NonNegative = 0.9  # momentum, of sgd only
     clip: NonNegative = 0.0  # largest norm of the gradient; 0: not clipped
-    warmup: Annotated[int, Field(ge=0)] = 0  # first steps, in which the rate rises from lr / warmup to lr
+    warmup: Annotated[int, Field(ge=0)] = 0  # first steps, in which the rate rises to lr; at most half of the run
     schedule: Literal["steps", "cosine", "constant"] = "steps"  # how the learning rate falls
     milestones: tuple[NonNegative, ...] = ()  # for the schedule steps: epochs after which the rate falls
     decay: Positive = 0.3  # for the schedule steps: the factor at each milestone
