@@ -302,6 +302,8 @@ class RetrievalTask(Task):
         sources = cls.sources(config, device, train=False)
         many = len(sources.query) + (len(sources.gallery) if sources.gallery else 0)
         with log.progress("embedding", many, 0, show=True) as bar:
+            if sources.query.items.class_names:  # neither pairs nor graded texts have classes
+                bar.say(f"tests on {len(sources.query):,} {cls.item} of {sources.query.items.classes():,} classes")
             found = cls.judge(network, sources, config, bar.advance)
         if not bool((found.metrics.first > 0).any()):
             raise UserError("--data: expected classes with two test items at least, found none")
