@@ -33,7 +33,9 @@ def reach_of(lam: Any, window: Any, dtype: torch.dtype | None = None) -> Reach:
         raise ValueError(f"lam, window: expected one of them, received lam={lam!r} and window={window!r}")
     for name, value in (("lam", lam), ("window", window)):
         if isinstance(value, str) and value == "auto":
-            raise TypeError(f"{name}: expected a number, or None to take the reach from the scores, received 'auto'")
+            raise TypeError(
+                f"{name}: expected a number, or None to take the reach from the scores, received 'auto'"
+            )
     if lam is not None:
         return Reach("lam", _check.lam(lam))
     if window is None:

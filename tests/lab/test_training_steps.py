@@ -45,9 +45,7 @@ def test_a_schedule_that_does_not_fit_the_run_is_told():
         "optim.milestones=[75]"
     ]
     (line,) = optim.doubts(config, 10, 100)
-    assert line == (
-        "the learning rate has fallen to its lowest after 9 of 100 epochs: try optim.milestones=[75]"
-    )
+    assert line == ("the learning rate has fallen to its lowest after 9 of 100 epochs: try optim.milestones=[75]")
     assert optim.doubts(recipes.load("coco", ["epochs=100", "milestones=[75]"])[1].optim, 10, 100) == []
     assert optim.doubts(Optim(lr=1.0, schedule="cosine"), 1, 1) == []
 

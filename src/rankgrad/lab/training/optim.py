@@ -47,8 +47,8 @@ def doubts(config: Optim, steps_per_epoch: int, epochs: int) -> list[str]:
     if epochs < enough:
         later = f" optim.milestones=[{round(0.75 * enough)}]" if by_steps else ""
         told.append(
-            f"epochs={epochs} is {steps:,} steps in all, which may be too few: optim.warmup={config.warmup} is cut to "
-            f"{steps // 2:,} steps; try epochs={enough}{later}"
+            f"epochs={epochs} is {steps:,} steps in all, which may be too few: optim.warmup={config.warmup} is "
+            f"cut to {steps // 2:,} steps; try epochs={enough}{later}"
         )
     if by_steps and epochs > 2 * max(config.milestones):
         last = f"{max(config.milestones):g}"
