@@ -24,7 +24,8 @@ def _received(value: object) -> str:
     if isinstance(value, torch.nn.Module):  # its repr has a line for each submodule
         return f"a {type(value).__name__}"
     if isinstance(value, np.ndarray):
-        return f"a {value.dtype} array of shape {list(value.shape)}"
+        kind = str(value.dtype)
+        return f"{'an' if kind.startswith(('int', 'object')) else 'a'} {kind} array of shape {list(value.shape)}"
     text = repr(value)
     return f"{text if len(text) < 200 else text[:200] + '...'} ({type(value).__name__})"
 

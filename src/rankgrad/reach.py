@@ -32,6 +32,11 @@ def reach_of(lam: Any, window: Any, dtype: torch.dtype | None = None) -> Reach:
     """
     if lam is not None and window is not None:
         raise ValueError(f"lam, window: expected one of them, received lam={lam!r} and window={window!r}")
+    for name, value in (("lam", lam), ("window", window)):
+        if isinstance(value, str) and value == "auto":
+            raise TypeError(
+                f"{name}: expected a number, or None to take the reach from the scores, received 'auto'"
+            )
     if lam is not None:
         return Reach("lam", _check.lam(lam))
     if window is None:
@@ -52,7 +57,8 @@ class MarginValue(NamedTuple):
 def margin_of(margin: Any, dtype: torch.dtype | None = None) -> MarginValue:
     """Check a margin; ``dtype`` as in :func:`reach_of`."""
     if isinstance(margin, str):
-        _check.one_of("margin", margin, ("auto",))
+        if margin != "auto":
+            raise _check.fail("margin", "a number >= 0 or 'auto'", margin)
         return MarginValue(MARGIN_SHARE, True)
     number = _check.non_negative("margin", margin)
     if number > _largest(dtype):

@@ -105,6 +105,7 @@ def test_eval_gives_what_training_saw(trained, capsys):
     assert cli("eval", folder / "best.safetensors") == 0
     out = capsys.readouterr().out
     assert f"R@1 {result.best['R@1']:.1f}" in out and f"mAP@R {result.best['mAP@R']:.1f}" in out
+    assert re.search(r"^tests on \d+ images of \d+ classes$", out, re.MULTILINE)
     moved = root.with_name("elsewhere")
     root.rename(moved)
     try:

@@ -153,6 +153,16 @@ def test_names_of_lines_that_end_together():
     assert min(b - a for a, b in itertools.pairwise(sorted(heights))) >= 12
 
 
+def test_names_of_lines_stand_in_the_order_of_their_ends():
+    """Lines that end close together: each name moves a little, none jumps below the others."""
+    ends = {"R@1": 80.0, "R@2": 88.0, "R@4": 93.5, "R@8": 96.0, "mAP@R": 47.0, "AP": 60.0}
+    drawn = curves.chart("a", {name: [(0, 50.0), (1, end)] for name, end in ends.items()}, "epoch")
+    heights = {name: float(y) for y, name in re.findall(r'y="([\d.]+)" style="fill:[^"]+">([^<]+)<', drawn)}
+    assert sorted(heights, key=heights.get) == sorted(ends, key=ends.get, reverse=True)
+    assert curves.apart([50.0, 50.0, 49.0, 98.0, 99.0], 10, 100) == [59.0, 69.0, 49.0, 90.0, 100.0]
+    assert curves.apart([], 10, 100) == []
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt-get install chromium)")
 def test_in_a_browser(report, tmp_path):
     path, _, examples = report

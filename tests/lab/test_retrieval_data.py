@@ -269,7 +269,8 @@ def test_a_folder_with_images_for_validation(tmp_path, capsys):
     ImageTask(config, torch.device("cpu"))
     assert "not used: valid" in capsys.readouterr().out
     (tmp_path / "other").mkdir()
-    assert data.read(Data(name="folder", root=str(tmp_path))).note == ""  # four classes, of odd names
+    note = data.read(Data(name="folder", root=str(tmp_path))).note  # classes of odd names, with folders inside
+    assert "not used" not in note and "3 in all" in note
 
 
 def test_a_folder_too_high(tmp_path):
@@ -278,6 +279,16 @@ def test_a_folder_too_high(tmp_path):
         UserError, match=r"^--data: expected a folder for each class in .*, 'birds'; .* --data .*/birds$"
     ):
         data.read(Data(name="folder", root=str(tmp_path / "data")))
+
+
+def test_folders_inside_the_folders_of_classes_are_told(tmp_path):
+    """alphabet/character/image: the alphabets are the classes, which may not be what is meant."""
+    for name in ("a", "b", "c", "d"):
+        images.folder_set(tmp_path / name, classes=2, each=2)
+    splits = data.read(Data(name="folder", root=str(tmp_path)))
+    assert splits.note.startswith(f"a class is a folder in {tmp_path}, 4 in all, with the images of the 8 folders")
+    images.image(tmp_path / "a" / "beside.png", 7, 0)
+    assert data.read(Data(name="folder", root=str(tmp_path))).note == ""
 
 
 def test_classes_of_one_image_say_who_chose_them(tmp_path):

@@ -232,6 +232,8 @@ def test_rate_and_epochs_follow_from_the_weights(tmp_path):
 def test_few_classes_are_split_by_images(tmp_path):
     root = images.folder_set(tmp_path / "data", classes=2, each=8)
     folder, _ = run.run("folder", [*SMALL, "epochs=1", f"data.root={root}"], out=str(tmp_path / "a"))
-    assert '"training classes": 2' in (folder / "data.json").read_text()
+    notes = (folder / "data.json").read_text()
+    assert '"training classes": 2' in notes
+    assert "2 of 2 test classes are training classes too" in notes
     training, testing = by_items(torch.tensor([1, 0, 1, 0, 1]))
     assert (training.tolist(), testing.tolist()) == ([0, 1, 4], [2, 3])

@@ -197,6 +197,20 @@ def test_a_metric_that_is_no_number_stops_the_run(tmp_path, monkeypatch, value):
     assert len(rows(tmp_path / "a")) == 8
 
 
+def test_of_evaluations_with_the_same_recall_the_best_is_the_one_with_more_map(tmp_path, monkeypatch):
+    """An easy folder has R@1 100 before training: the best weights are still trained ones."""
+    from rankgrad.lab.retrieval.task import RetrievalTask
+
+    inner, given = RetrievalTask.evaluate, iter([60.0, 80.0, 70.0])
+    monkeypatch.setattr(
+        RetrievalTask, "evaluate", lambda self: {**inner(self), "R@1": 100.0, "mAP@R": next(given)}
+    )
+    settings = [*SHORT, "evaluate_first=true"]
+    folder, (result,) = run.run("digits", settings, out=str(tmp_path / "a"))
+    assert (result.best["epoch"], result.best["mAP@R"]) == (1, 80)
+    assert checkpoint.load_weights(folder / "best.safetensors")[1]["metrics"]["epoch"] == 1
+
+
 def test_nan_embeddings_stop_the_run(tmp_path):
     with pytest.raises(UserError, match=r"^loss: nan at step"):
         run.run("digits", [*SHORT, "lr=1e18", "optim.schedule=constant"], out=str(tmp_path / "a"))

@@ -26,13 +26,28 @@ SHORT = ["epochs=2", "save_minutes=0", "evaluate_first=false", "device=cpu"]
         ({"schedule": "steps", "milestones": [1], "decay": 0.3}, [1, 1, 0.3, 0.3]),
         ({"schedule": "steps", "milestones": [0.5, 1.5], "decay": 0.5}, [1, 0.5, 0.5, 0.25]),
         ({"schedule": "cosine"}, [1, (1 + 2**-0.5) / 2, 0.5, (1 - 2**-0.5) / 2]),
-        ({"schedule": "constant", "warmup": 4}, [0.25, 0.5, 0.75, 1]),
+        ({"schedule": "constant", "warmup": 2}, [0.5, 1, 1, 1]),
+        ({"schedule": "constant", "warmup": 500}, [0.5, 1, 1, 1]),  # half of a short run
     ],
 )
 def test_learning_rates(settings, expected):
     config = Optim(lr=2.0, **settings)
     found = [optim.learning_rate(config, step, 2, 2) for step in range(4)]
     assert found == pytest.approx([2 * e for e in expected])
+
+
+def test_a_schedule_that_does_not_fit_the_run_is_told():
+    """A detector on few images would end within its warm-up; one with more epochs would learn at a low rate."""
+    config = recipes.load("coco", [])[1].optim
+    assert optim.doubts(config, 90, 12) == [] == optim.doubts(config, 5000, 12)
+    assert optim.doubts(config, 10, 12) == [
+        "epochs=12 is 120 steps in all, which may be too few: optim.warmup=500 is cut to 60 steps; try epochs=100 "
+        "optim.milestones=[75]"
+    ]
+    (line,) = optim.doubts(config, 10, 100)
+    assert line == ("the learning rate has fallen to its lowest after 9 of 100 epochs: try optim.milestones=[75]")
+    assert optim.doubts(recipes.load("coco", ["epochs=100", "milestones=[75]"])[1].optim, 10, 100) == []
+    assert optim.doubts(Optim(lr=1.0, schedule="cosine"), 1, 1) == []
 
 
 def test_parameter_groups(tmp_path):

@@ -118,6 +118,18 @@ def test_export(embedder, ranker, tmp_path, capsys, form):
     assert (ranker / f"network{exporting.ENDINGS[form]}").is_file()
 
 
+def test_an_export_says_how_images_are_prepared(embedder):
+    """A pretrained network is tested on a centre crop that is enlarged: its input is no crop of that size."""
+    network = load(embedder[0])
+    told = network.exportable().inputs["images"]
+    assert told.endswith("RGB in [0, 1], resized to a short side of 16, of that the centre 12 x 12")
+    view = network.config.view.model_copy(update={"test_crop": 20, "shape": "square"})
+    network.config = network.config.model_copy(update={"view": view})
+    told = network.exportable().inputs["images"]
+    assert told.startswith("[N, 3, 20, 20]")
+    assert told.endswith("resized to 16 x 16, of that the centre 12 x 12, resized to 20 x 20")
+
+
 def test_an_export_that_differs_is_not_written(tmp_path, monkeypatch):
     wanted = Exportable(torch.nn.Linear(3, 2), lambda rows: (torch.rand(rows, 3),), {"a": "b"}, ("c", "d"))
     inner = exporting._torch_export

@@ -201,6 +201,7 @@ class DetectionTask(Task):
         except ValueError as error:
             raise UserError(f"batch.{error}") from None
         self.steps_per_epoch = len(self.sampler)
+        self.told += optim.doubts(config.optim, self.steps_per_epoch, config.epochs)
         self.items_per_step = config.batch.size
         self.network, self._notes = model.build(
             config.model, config.view, regions=config.batch.regions, classes=self.classes, seed=config.seed

@@ -69,6 +69,7 @@ class RetrievalTask(Task):
     """
 
     headline = "R@1"
+    tie_break = "mAP@R"  # a small or easy test part has many evaluations of the same R@1
     same_shapes = True
     item: str  #: what an item is called, in the plural
 
@@ -176,8 +177,15 @@ class RetrievalTask(Task):
                 shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
                 more = ", ..." if len(alone) > 5 else ""
                 why = "used as an irrelevant item only" if source is self.source else "not used as a query"
-                said = f"{len(alone)} {use} classes with a single item ({why}): {shown}{more}"
+                classes = f"{use} class" if len(alone) == 1 else f"{use} classes"
+                said = f"{len(alone)} {classes} with a single item ({why}): {shown}{more}"
                 told.append(f"{said}{self._other_split()}")
+        trained, tested = (set(source.items.renumbered().class_names) for source in (self.source, self.query))
+        if both := len(trained & tested):
+            told.append(
+                f"{both:,} of {len(tested):,} test classes are training classes too: the result does not show how "
+                f"{self.item} of new classes are found"
+            )
         return told
 
     def _other_split(self) -> str:
@@ -300,6 +308,8 @@ class RetrievalTask(Task):
         sources = cls.sources(config, device, train=False)
         many = len(sources.query) + (len(sources.gallery) if sources.gallery else 0)
         with log.progress("embedding", many, 0, show=True) as bar:
+            if sources.query.items.class_names:  # neither pairs nor graded texts have classes
+                bar.say(f"tests on {len(sources.query):,} {cls.item} of {sources.query.items.classes():,} classes")
             found = cls.judge(network, sources, config, bar.advance)
         if not bool((found.metrics.first > 0).any()):
             raise UserError("--data: expected classes with two test items at least, found none")

@@ -35,7 +35,7 @@ class Optim(Section):
     weight_decay: NonNegative = 0.0  # weight decay of all parameters but proxies
     momentum: NonNegative = 0.9  # momentum (sgd only)
     clip: NonNegative = 0.0  # gradients are clipped to this norm; 0: not clipped
-    warmup: Annotated[int, Field(ge=0)] = 0  # steps at the start in which the rate rises from lr / warmup to lr
+    warmup: Annotated[int, Field(ge=0)] = 0  # first steps, in which the rate rises to lr; at most half of the run
     schedule: Literal["steps", "cosine", "constant"] = "steps"  # how the learning rate falls
     milestones: tuple[NonNegative, ...] = ()  # schedule steps: the epochs after which the rate falls
     decay: Positive = 0.3  # schedule steps: the factor at each milestone

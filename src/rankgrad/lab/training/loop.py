@@ -214,13 +214,17 @@ class Trainer:
         self.result.last = row
         if self.step == 0:
             self.result.first = row
-        if value > self.result.best.get(self.task.headline, -math.inf):
+        if self._place(row) > self._place(self.result.best):
             self.result.best = row
             if self.log is not None:
                 self._save_weights("best", row)
         if self.log is not None:
             self.log.add_evaluation(row)
         bar.say(f"epoch {epoch:3d}  {log.in_words(metrics)}")
+
+    def _place(self, row: dict[str, float]) -> tuple[float, float]:
+        """What compares two evaluations."""
+        return row.get(self.task.headline, -math.inf), row.get(self.task.tie_break, -math.inf)
 
     def _save_weights(self, name: str, row: dict[str, float]) -> None:
         settings = {"config": self.config.model_dump(mode="json"), "metrics": row, **self.task.metadata()}

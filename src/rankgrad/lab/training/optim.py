@@ -30,13 +30,33 @@ def learning_rate(config: Optim, step: int, steps_per_epoch: int, epochs: int, b
     waited = step - math.ceil(begin * steps_per_epoch)
     if waited < 0:
         return 0.0
-    if config.warmup:
-        rate *= min(1.0, (waited + 1) / config.warmup)
+    if warmup := min(config.warmup, steps_per_epoch * epochs // 2):
+        rate *= min(1.0, (waited + 1) / warmup)
     if config.schedule == "cosine":
         rate *= 0.5 * (1 + math.cos(math.pi * step / (steps_per_epoch * epochs)))
     if config.schedule == "steps":
         rate *= config.decay ** sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
     return rate
+
+
+def doubts(config: Optim, steps_per_epoch: int, epochs: int) -> list[str]:
+    """Warnings about a schedule that does not fit the length of the run: few images, or epochs set by hand."""
+    told, steps = [], steps_per_epoch * epochs
+    by_steps = config.schedule == "steps" and config.milestones
+    enough = math.ceil(2 * config.warmup / steps_per_epoch)
+    if epochs < enough:
+        later = f" optim.milestones=[{round(0.75 * enough)}]" if by_steps else ""
+        told.append(
+            f"epochs={epochs} is {steps:,} steps in all, which may be too few: optim.warmup={config.warmup} is "
+            f"cut to {steps // 2:,} steps; try epochs={enough}{later}"
+        )
+    if by_steps and epochs > 2 * max(config.milestones):
+        last = f"{max(config.milestones):g}"
+        told.append(
+            f"the learning rate has fallen to its lowest after {last} of {epochs} epochs: try "
+            f"optim.milestones=[{round(0.75 * epochs)}]"
+        )
+    return told
 
 
 def set_rates(

@@ -28,6 +28,7 @@ class Task(ABC):
 
     config_class: ClassVar[type[RunConfig]]  #: the settings of a run
     headline: str  #: the metric that says which checkpoint is best; higher is better
+    tie_break: str = ""  #: the metric that decides between evaluations with the same headline; else the first wins
     same_shapes: ClassVar[bool]  #: all batches have one shape: cuDNN may benchmark its algorithms
 
     network: Any  #: a Module: what is trained and saved as weights

@@ -37,12 +37,15 @@ class TrainedImageEmbedder(TrainedEmbedder):
         view: View = self.config.view
         side = view.test_crop or view.crop
         assert side is not None
-        size = f"{side} x {side}"
+        resized = f"{view.resize} x {view.resize}" if view.shape == "square" else f"a short side of {view.resize}"
+        seen = f"resized to {resized}, of that the centre {view.crop} x {view.crop}"
+        if side != view.crop:
+            seen += f", resized to {side} x {side}"
         shape = (3, side, side)
         return Exportable(
             _FromPixels(self.network, view).to(self.device).eval(),
             lambda rows: (torch.rand(rows, *shape).to(self.device),),
-            {"images": f"[N, 3, {side}, {side}] float32: RGB in [0, 1], centre crop of {size}"},
+            {"images": f"[N, 3, {side}, {side}] float32: RGB in [0, 1], {seen}"},
             ("embeddings", f"[N, {self.config.model.embedding}] float32 of unit length"),
         )
 

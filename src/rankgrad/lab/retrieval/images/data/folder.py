@@ -39,7 +39,18 @@ def read(config: Data) -> RetrievalSplits:
             f"classes are inside it, say --data {root / name}"
         )
     training, testing = kept_apart(everything.labels, config.test_share, config.split_seed)
-    return RetrievalSplits(everything.take(training), everything.take(testing))
+    return RetrievalSplits(everything.take(training), everything.take(testing), note=_deeper(everything, root))
+
+
+def _deeper(items: Items, root: Path) -> str:
+    """A note where all images are in folders inside the class folders, which may be the classes that are meant."""
+    folders = {Path(source).relative_to(root).parent for source in items.sources if isinstance(source, Path)}
+    if len(folders) <= items.classes() or any(len(folder.parts) < 2 for folder in folders):
+        return ""
+    return (
+        f"a class is a folder in {root}, {items.classes()} in all, with the images of the {len(folders)} folders "
+        "inside them; if those are the classes, put them side by side"
+    )
 
 
 def _classes(root: Path) -> Items:
