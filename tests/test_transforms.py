@@ -30,11 +30,12 @@ FUNCTIONS = {
         rankgrad.average_precision_loss(s, r, lam=7.0, mask=m, reduction="none").square().sum()
     ),
     "map": lambda s, r, m: rankgrad.mean_average_precision_loss(s[0], r[0], lam=70.0, mask=m[0]),
+    "map window": lambda s, r, m: rankgrad.mean_average_precision_loss(s[0], r[0], window=3.0, mask=m[0]),
     "pooled": lambda s, r, m: rankgrad.pooled_average_precision_loss(s[0], r[0], lam=7.0, mask=m[0]),
     "ndcg": lambda s, r, m: rankgrad.ndcg_loss(s, r, lam=9.0, mask=m),
     "spearman": lambda s, r, m: rankgrad.spearman_loss(s, target_ranks=1 + r.float().cumsum(-1), lam=0.7, mask=m),
 }
-PER_ELEMENT = [name for name in FUNCTIONS if name not in ("map", "pooled")]
+PER_ELEMENT = [name for name in FUNCTIONS if name not in ("map", "map window", "pooled")]
 
 
 def value_and_grad(fn):
@@ -59,10 +60,19 @@ def test_compile_fullgraph(name):
         )
 
 
-def test_compile_with_inductor():
+@pytest.mark.parametrize("turned", [False, True], ids=["as it is", "transposed"])
+def test_compile_with_inductor(turned):
+    """It relies on the strides that the ops promise, also where those of the scores are others."""
     torch._dynamo.reset()
-    expected = value_and_grad(FUNCTIONS["ap"])
-    got = value_and_grad(torch.compile(FUNCTIONS["ap"], fullgraph=True))
+
+    def every(scores, relevance, mask):
+        lists = (scores, relevance, mask)
+        if turned:
+            lists = tuple(one.transpose(1, 2) for one in lists)
+        return sum(function(*lists).sum() for function in FUNCTIONS.values())
+
+    expected = value_and_grad(every)
+    got = value_and_grad(torch.compile(every, fullgraph=True))
     torch.testing.assert_close(got, expected)
 
 

@@ -159,8 +159,8 @@ def test_names_of_lines_stand_in_the_order_of_their_ends():
     drawn = curves.chart("a", {name: [(0, 50.0), (1, end)] for name, end in ends.items()}, "epoch")
     heights = {name: float(y) for y, name in re.findall(r'y="([\d.]+)" style="fill:[^"]+">([^<]+)<', drawn)}
     assert sorted(heights, key=heights.get) == sorted(ends, key=ends.get, reverse=True)
-    assert curves.apart([50.0, 50.0, 49.0, 98.0, 99.0], 10, 100) == [59.0, 69.0, 49.0, 90.0, 100.0]
-    assert curves.apart([], 10, 100) == []
+    assert curves.apart([50.0, 51.0, 49.0, 98.0, 99.0], 10, 0, 100) == [50.0, 60.0, 40.0, 90.0, 100.0]
+    assert curves.apart([], 10, 0, 100) == []
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt-get install chromium)")

@@ -93,8 +93,8 @@ def evaluate_mean(request: Request) -> Answer:
 
 def _evaluate(*fields: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     losses, gradient, divisor, lists = evaluate(Request(*fields))
-    # An op returns nothing of its arguments.
-    return losses, gradient, divisor, lists.clone() if lists is fields[6] else lists
+    # An op returns nothing of its arguments, and the strides that its fake promises.
+    return losses, gradient.contiguous(), divisor, lists.clone() if lists is fields[6] else lists
 
 
 evaluate_op = op_on(Request)(_evaluate)

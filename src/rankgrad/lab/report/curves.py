@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
 
 #: Lines and bars of every chart, in this order.
 COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666", "#c51b7d")
@@ -33,17 +32,30 @@ def smoothed(points: Points, share: float = 0.02) -> list[tuple[float, float]]:
     return out
 
 
-def apart(heights: Sequence[float], gap: float, lowest: float) -> list[float]:
-    """Heights of labels, downwards, moved so that they keep a distance, in their order and above ``lowest``."""
-    order = sorted(range(len(heights)), key=heights.__getitem__)
-    moved = list(heights)
-    for above, below in pairwise(order):
-        moved[below] = max(moved[below], moved[above] + gap)
-    limit = lowest
-    for at in reversed(order):
-        moved[at] = min(moved[at], limit)
-        limit = moved[at] - gap
-    return moved
+def apart(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions of labels moved as little as needed to stand ``gap`` apart between ``low`` and ``high``."""
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    groups: list[list[float]] = []  # wanted positions of labels that touch each other
+    for i in order:
+        groups.append([positions[i]])
+        while len(groups) > 1 and _bottom(groups[-1], gap, low, high) < _top(groups[-2], gap, low, high) + gap:
+            last = groups.pop()
+            groups[-1] += last
+    placed = [_bottom(group, gap, low, high) + k * gap for group in groups for k in range(len(group))]
+    out = [0.0] * len(positions)
+    for i, value in zip(order, placed, strict=True):
+        out[i] = value
+    return out
+
+
+def _bottom(group: Sequence[float], gap: float, low: float, high: float) -> float:
+    spread = (len(group) - 1) * gap
+    middle = sum(group) / len(group)
+    return max(low, min(middle - spread / 2, high - spread))
+
+
+def _top(group: Sequence[float], gap: float, low: float, high: float) -> float:
+    return _bottom(group, gap, low, high) + (len(group) - 1) * gap
 
 
 def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool = False) -> str:
@@ -82,7 +94,7 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
         x, _ = place(value, y_low)
         parts.append(f'<text x="{x:.1f}" y="{floor + 15}" text-anchor="middle">{value:g}</text>')
     parts.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_name)}</text>')
-    ends: list[tuple[str, str, float]] = []  # name, colour and height of a line's last point
+    ends: list[tuple[float, str, str]] = []
     for number, (name, found) in enumerate(series.items()):
         kept = [p for p in found if math.isfinite(p[1])]
         if not kept:
@@ -92,10 +104,9 @@ def chart(title: str, series: Mapping[str, Points], x_name: str, *, smooth: bool
             parts.append(line(kept, colour, 0.25))
             kept = smoothed(kept)
         parts.append(line(kept, colour, 1))
-        ends.append((name, colour, place(*kept[-1])[1] + 4))
+        ends.append((place(*kept[-1])[1] + 4, name, colour))
     if len(series) > 1:
-        heights = apart([height for *_, height in ends], 12, floor + 4)
-        for (name, colour, _), y in zip(ends, heights, strict=True):
+        for (_, name, colour), y in zip(ends, apart([y for y, *_ in ends], 12, _TOP, floor + 4), strict=True):
             parts.append(f'<text x="{right + 6}" y="{y:.1f}" style="fill:{colour}">{escape(name)}</text>')
     size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
