@@ -10,6 +10,7 @@ from hypothesis import given
 import rankgrad
 from rankgrad import reach
 from rankgrad.engine import zero_gradients
+from rankgrad.losses import spearman
 
 import oracles
 from strategies import forms, lists
@@ -76,7 +77,8 @@ def test_shifting_changes_nothing_and_scaling_divides_the_gradient(name, margin)
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_given_window_is_not_the_automatic_one(name):
     _, auto = gradient(LOSSES[name], SCORES)
-    same = reach.WINDOW_SHARE * oracles.spread(SCORES.numpy())
+    share = spearman.WINDOW_SHARE if name == "spearman" else reach.WINDOW_SHARE
+    same = share * oracles.spread(SCORES.numpy())
     _, given = gradient(LOSSES[name], SCORES, window=same)
     torch.testing.assert_close(given, auto, rtol=1e-9, atol=1e-12)
     _, other = gradient(LOSSES[name], SCORES, window=same / 7)
@@ -271,3 +273,22 @@ def test_groups_without_gradient():
     x = SCORES.flatten().requires_grad_()
     with pytest.warns(UserWarning, match="4 of 4 lists with a loss have no gradient"):
         rankgrad.recall_loss(x, RELEVANCE.flatten(), window=1e-9, groups=groups)
+
+
+@pytest.mark.parametrize("loss", [rankgrad.SpearmanLoss(), rankgrad.spearman_loss], ids=["Module", "function"])
+def test_spearman_learns_without_an_argument(loss):
+    """With a window of the whole spread all scores shrank to a point in a hundred steps."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(2, 50, 20, 8, generator=generator)
+    target = features[..., :3].sum(-1) + 0.3 * torch.randn(2, 50, 20, generator=generator)
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    before = network(features[1]).std().item()
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss(network(features[0]).squeeze(-1), target[0]).backward()
+        optimizer.step()
+    scores = network(features[1]).squeeze(-1).detach()
+    assert rankgrad.metrics.spearman(scores, target[1]) > 0.93
+    assert scores.std().item() > before / 4

@@ -24,11 +24,12 @@ class Reach(NamedTuple):
     strength: float
 
 
-def reach_of(lam: Any, window: Any, dtype: torch.dtype | None = None) -> Reach:
+def reach_of(lam: Any, window: Any, dtype: torch.dtype | None = None, *, share: float = WINDOW_SHARE) -> Reach:
     """Check ``lam`` and ``window``: one of them, or neither for the automatic reach.
 
     Args:
         dtype: The compute dtype, in which a window must be a number too; None if it is not known yet.
+        share: Of the spread, for the automatic reach.
     """
     if lam is not None and window is not None:
         raise ValueError(f"lam, window: expected one of them, received lam={lam!r} and window={window!r}")
@@ -40,7 +41,7 @@ def reach_of(lam: Any, window: Any, dtype: torch.dtype | None = None) -> Reach:
     if lam is not None:
         return Reach("lam", _check.lam(lam))
     if window is None:
-        return Reach("share", WINDOW_SHARE)
+        return Reach("share", share)
     number = _check.positive("window", window)
     if not 1e-30 <= number <= _largest(dtype):
         raise _check.fail("window", f"a number from 1e-30 to {_largest(dtype):.1e}", window)
@@ -54,12 +55,12 @@ class MarginValue(NamedTuple):
     is_share: bool
 
 
-def margin_of(margin: Any, dtype: torch.dtype | None = None) -> MarginValue:
-    """Check a margin; ``dtype`` as in :func:`reach_of`."""
+def margin_of(margin: Any, dtype: torch.dtype | None = None, *, share: float = MARGIN_SHARE) -> MarginValue:
+    """Check a margin; ``dtype`` as in :func:`reach_of`, ``share`` for ``"auto"``."""
     if isinstance(margin, str):
         if margin != "auto":
             raise _check.fail("margin", "a number >= 0 or 'auto'", margin)
-        return MarginValue(MARGIN_SHARE, True)
+        return MarginValue(share, True)
     number = _check.non_negative("margin", margin)
     if number > _largest(dtype):
         raise _check.fail("margin", f"a number up to {_largest(dtype):.1e}", margin)

@@ -19,7 +19,7 @@ from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.engine.precision import without_autocast
 from rankgrad.integrations.sentence_transformers.list_losses import ListLossFunction, described
-from rankgrad.losses import AveragePrecisionLoss, ProxyRankingLoss, ndcg_loss, spearman_loss
+from rankgrad.losses import AveragePrecisionLoss, NDCGLoss, ProxyRankingLoss, SpearmanLoss
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.memory import EmbeddingMemory
 from rankgrad.pairs import Lookup, unit_length
@@ -177,14 +177,14 @@ class RankingLoss(nn.Module):
             grades, mask = all_grades.where(own, 0), ~(all_grades < 0)
         else:
             scores, mask = _dot(rows.unsqueeze(1), stacked), ~(grades < 0)
-        return self._list_loss(ndcg_loss)(scores, grades.clamp(min=0), mask=mask)
+        return self._list_loss(NDCGLoss())(scores, grades.clamp(min=0), mask=mask)
 
     def _of_pairs(self, columns: Sequence[Tensor], numbers: Tensor) -> Tensor:
         if len(columns) != 2 or numbers.shape != columns[0].shape[:1]:
             raise _check.fail("label", f"one number a pair, or {len(columns) - 1} grades a query", numbers)
         _check.numbers_of("label", numbers)
         scores, numbers = map(self.processes.gather, (_dot(*map(unit_length, columns)), numbers))
-        return self._list_loss(spearman_loss)(scores, numbers, mask=None)
+        return self._list_loss(SpearmanLoss())(scores, numbers, mask=None)
 
     def _default(self) -> AveragePrecisionLoss:
         return AveragePrecisionLoss(distributed=self.processes.shared, process_group=self.processes.group)

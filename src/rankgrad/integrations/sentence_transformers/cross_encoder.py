@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rankgrad import _check
 from rankgrad.distributed import Processes
 from rankgrad.integrations.sentence_transformers.list_losses import ListLossFunction, described
-from rankgrad.losses import ProxyRankingLoss, ndcg_loss
+from rankgrad.losses import NDCGLoss, ProxyRankingLoss
 from rankgrad.losses.embedding import EmbeddingLoss
 
 
@@ -100,7 +100,7 @@ class CrossEncoderRankingLoss(nn.Module):
         mask = torch.arange(int(places.max()), device=scores.device) < places.unsqueeze(1)
         table = scores.new_zeros(mask.shape).masked_scatter(mask, scores)
         relevance = grades.new_zeros(mask.shape).masked_scatter(mask, grades)
-        return (ndcg_loss if self.loss is None else self.loss)(table, relevance, mask=mask)
+        return (NDCGLoss() if self.loss is None else self.loss)(table, relevance, mask=mask)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings of the loss, for the model card."""
