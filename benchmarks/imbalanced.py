@@ -72,7 +72,7 @@ def _bce(scores: Tensor, relevance: Tensor) -> Tensor:
 #: Name -> the loss for a training set with this relevance.
 LOSSES: dict[str, Callable[[Tensor], Loss]] = {
     "BCE": lambda _: _bce,
-    "BCE, classes weighed": lambda _: _weighted,
+    "BCE, classes weighted": lambda _: _weighted,
     "LibAUC AP": _libauc,
     "AP": lambda _: _ap,
     "AP, log form": lambda _: _log_ap,

@@ -65,7 +65,7 @@ ROWS = {
 #: a score threshold of 0.01. Each differs in one thing from one before it, but for the last two.
 GIOU = "score_threshold=0.01 boxes=giou box_weight=10"
 FOLLOWS = "score_threshold=0.01 boxes=giou by_score=true balanced=true"
-OVER, WEIGHED = "loss.thresholds=true", "loss.thresholds=weighed"
+OVER, WEIGHTED = "loss.thresholds=true", "loss.thresholds=weighted"
 ORDER = "loss.order_weight=0.2"
 ALL = "rpn=ranking regions=0"
 ROWS |= {
@@ -78,26 +78,27 @@ ROWS |= {
     "boxes: CE + log_ap, GIoU, RPN ranked": ranking(more=f"{GIOU} rpn=ranking"),
     "boxes: CE + log_ap, GIoU, RPN ranked 0.3": ranking(more=f"{GIOU} rpn=ranking rpn_weight=0.3"),
     "boxes: CE + log_ap + order 0.1, GIoU": ranking(more=f"loss.order_weight=0.1 {GIOU}"),
+    "boxes: CE + log_ap + order 0.2, GIoU": ranking(more=f"{ORDER} {GIOU}"),
     "boxes: CE + log_ap + order 0.3, GIoU": ranking(more=f"loss.order_weight=0.3 {GIOU}"),
     "boxes: CE + log_ap over thresholds, GIoU": ranking(more=f"{OVER} {GIOU}"),
     "boxes: CE + log_ap over thresholds + order 0.2, GIoU": ranking(more=f"{OVER} {ORDER} {GIOU}"),
-    "boxes: CE + log_ap over weighed thresholds, GIoU": ranking(more=f"{WEIGHED} {GIOU}"),
-    "boxes: CE + log_ap over weighed thresholds + order 0.2, GIoU": ranking(more=f"{WEIGHED} {ORDER} {GIOU}"),
-    "boxes: CE + log_ap over weighed thresholds + order 0.2, GIoU by score, balanced": ranking(
-        more=f"{WEIGHED} {ORDER} {FOLLOWS}"
+    "boxes: CE + log_ap over weighted thresholds, GIoU": ranking(more=f"{WEIGHTED} {GIOU}"),
+    "boxes: CE + log_ap over weighted thresholds + order 0.2, GIoU": ranking(more=f"{WEIGHTED} {ORDER} {GIOU}"),
+    "boxes: CE + log_ap over weighted thresholds + order 0.2, GIoU by score, balanced": ranking(
+        more=f"{WEIGHTED} {ORDER} {FOLLOWS}"
     ),
-    "boxes: CE + log_ap over weighed thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": (
-        ranking(more=f"{WEIGHED} {ORDER} {FOLLOWS} {ALL}")
+    "boxes: CE + log_ap over weighted thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": (
+        ranking(more=f"{WEIGHTED} {ORDER} {FOLLOWS} {ALL}")
     ),
-    "boxes: log_ap alone over weighed thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": (
+    "boxes: log_ap alone over weighted thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": (
         ranking(
             rank="logits",
             weight=1,
             ce=0,
-            more=f"loss.lam=null loss.window=1 loss.margin=0.5 {WEIGHED} {ORDER} {FOLLOWS} {ALL}",
+            more=f"loss.lam=null loss.window=1 loss.margin=0.5 {WEIGHTED} {ORDER} {FOLLOWS} {ALL}",
         )
     ),
-    "boxes: CE + log_ap over weighed thresholds, GIoU, no memory": ranking(more=f"{WEIGHED} loss.memory=0 {GIOU}"),
+    "boxes: CE + log_ap, GIoU, no memory": ranking(more=f"loss.memory=0 {GIOU}"),
 }
 
 

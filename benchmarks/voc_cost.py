@@ -103,7 +103,7 @@ class _Training:
         self.heads: dict[str, tuple[type, dict[str, Any]]] = dict.fromkeys(
             LOSSES[:2], (type(network.roi_heads), {})
         )
-        for name, options in zip(LOSSES[2:], ({}, {"thresholds": "weighed", "order_weight": 0.2}), strict=True):
+        for name, options in zip(LOSSES[2:], ({}, {"thresholds": "weighted", "order_weight": 0.2}), strict=True):
             use_ranking_loss(self.network, memory=MEMORY, **options)
             self.heads[name] = type(network.roi_heads), dict(vars(network.roi_heads))
         self.heads[RPN_RANKED] = self.heads["ranking"]

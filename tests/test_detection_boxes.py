@@ -70,11 +70,11 @@ def test_ap_over_thresholds_in_loops(form, masked):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_weighed_thresholds_in_loops(masked):
+def test_weighted_thresholds_in_loops(masked):
     """Each list weighs as many of its regions as reach its threshold, of those that reach 0.5; ten thresholds."""
     logits, labels, overlap = case()
     mask = torch.arange(len(labels)) % 5 != 3 if masked else None
-    loss = RegionLoss(thresholds="weighed", cross_entropy=0, ranking_weight=1, memory=0, window=2.0, lam=None)
+    loss = RegionLoss(thresholds="weighted", cross_entropy=0, ranking_weight=1, memory=0, window=2.0, lam=None)
     value = loss(logits, labels, mask, overlap)
     (gradient,) = torch.autograd.grad(2 * value, logits)
 
@@ -114,21 +114,21 @@ def test_thresholds_with_memory_are_those_of_all_regions():
 
 def test_a_memory_of_other_lists_is_refused():
     """When it is loaded, not at the next step; an empty one has no kind."""
-    made = {thresholds: RegionLoss(thresholds=thresholds, memory=2) for thresholds in (False, True, "weighed")}
+    made = {thresholds: RegionLoss(thresholds=thresholds, memory=2) for thresholds in (False, True, "weighted")}
     for loss in made.values():
         loss.load_state_dict(RegionLoss(memory=2).state_dict())
         logits = torch.randn(30, 21, requires_grad=True)  # 20 classes
         loss(logits, torch.arange(30) % 21, None, torch.rand(30))
     for one, other, message in (
         (False, True, "without thresholds, received one with them"),
-        ("weighed", False, "with thresholds, received one without them"),
+        ("weighted", False, "with thresholds, received one without them"),
     ):
         with pytest.raises(ValueError, match=rf"^ranking\.memory\.scores: expected a memory {message}$"):
             made[one].load_state_dict(made[other].state_dict())
-    made[True].load_state_dict(made["weighed"].state_dict())  # the same lists, averaged differently
+    made[True].load_state_dict(made["weighted"].state_dict())  # the same lists, averaged differently
 
 
-@pytest.mark.parametrize("thresholds", [True, "weighed"])
+@pytest.mark.parametrize("thresholds", [True, "weighted"])
 def test_where_no_box_fits(thresholds):
     logits, labels, overlap = case()
     loss = RegionLoss(thresholds=thresholds, cross_entropy=0, memory=2)
@@ -197,7 +197,7 @@ def test_the_order_does_not_outweigh_cross_entropy(foreground):
     assert 0 < float(gradient[:, 1].abs().max()) <= 2.4 / 200
 
 
-@pytest.mark.parametrize("options", [{"thresholds": True}, {"thresholds": "weighed"}, {"order_weight": 0.2}])
+@pytest.mark.parametrize("options", [{"thresholds": True}, {"thresholds": "weighted"}, {"order_weight": 0.2}])
 def test_padding_and_half_precision(options):
     """What is added changes nothing; labels without an overlap are an error that names it."""
     logits, labels, overlap = case(dtype=torch.float32)
@@ -253,13 +253,13 @@ def test_overlap_of_sampled_regions_in_loops():
     assert 0 < float(found.max()) < 1
 
 
-@pytest.mark.parametrize("weighed", [False, True])
-def test_giou_in_loops(weighed):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_giou_in_loops(weighted):
     """Against torchvision's loss of one pair at a time; value and gradient, the background left out."""
     coder, regression, regions, _, targets, objects, flat, together = regions_case()
     scores = own_scores(torch.randn(12, 1 + CLASSES), together, "softmax")
     assert scores[together == 0].tolist() == [0.0] * 3 and bool((scores[together > 0] > 0).all())
-    weights = scores if weighed else None
+    weights = scores if weighted else None
     gradients, values = [], []
     for loops in (False, True):
         said = regression.clone().requires_grad_()
@@ -270,7 +270,7 @@ def test_giou_in_loops(weighed):
             for row in front:
                 own = said[row, 4 * together[row] : 4 * together[row] + 4].unsqueeze(0)
                 box = coder.decode_single(own, flat[row : row + 1])
-                share = float(scores[row]) / mean if weighed else 1.0
+                share = float(scores[row]) / mean if weighted else 1.0
                 value = value + share * generalized_box_iou_loss(box, objects[row : row + 1]).sum() / 12
         else:
             value = giou_loss(*decoded(coder, said, regions, together, torch.cat(targets)), together, weights)

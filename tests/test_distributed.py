@@ -93,7 +93,7 @@ def on_classes(loss, part):
 REGIONS = {
     "regions": {},
     "regions over thresholds": {"thresholds": True},
-    "regions over weighed thresholds": {"thresholds": "weighed"},
+    "regions over weighted thresholds": {"thresholds": "weighted"},
     "regions in order": {"order_weight": 0.5},
     "regions over thresholds and in order": {"thresholds": True, "order_weight": 0.5, "lam": None},
 }

@@ -69,9 +69,9 @@ def test_detections(scores):
         {"form": "ap"},
         {},
         {"thresholds": True},
-        {"thresholds": "weighed"},
+        {"thresholds": "weighted"},
         {"order_weight": 0.2},
-        {"thresholds": "weighed", "order_weight": 0.2, "lam": None, "window": 1.0, "cross_entropy": 0},
+        {"thresholds": "weighted", "order_weight": 0.2, "lam": None, "window": 1.0, "cross_entropy": 0},
     ],
 )
 @pytest.mark.parametrize("memory", [0, 3])

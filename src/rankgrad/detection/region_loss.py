@@ -20,7 +20,7 @@ from rankgrad.losses import ClassRankingLoss, spearman_loss
 from rankgrad.reach import Margin
 
 #: What ``thresholds`` may be beside False and True: how the lists of IoU thresholds are averaged.
-AVERAGES = ("weighed",)
+AVERAGES = ("weighted",)
 
 #: The window of the loss that orders foreground regions, in log-odds.
 ORDER_WINDOW = 1.0
@@ -111,7 +111,7 @@ class RegionLoss(nn.Module):
     regions at all give 0. Logits in half precision are ranked as float32 values.
 
     ``thresholds`` and ``order_weight`` rank by what the metric ranks by, the IoU of each region's *decoded* box
-    with its object, which the drop-in computes. Both are off: what they gain is not yet measured.
+    with its object, which the drop-in computes. Both are off: no gain has been shown (benchmarks/results, voc-boxes).
 
     Args:
         form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.
@@ -122,7 +122,7 @@ class RegionLoss(nn.Module):
         cross_entropy: Weight of the cross entropy; 0 leaves it out.
         thresholds: The ranking loss is the mean over the IoU thresholds t = 0.5, 0.55, ..., 0.95 of the loss where
             a region is relevant to its class if its decoded box reaches t. A t that none reaches does not count.
-            ``"weighed"``: as in COCO's AP, the list of a class weighs the more, the more of its regions reach t.
+            ``"weighted"``: as in COCO's AP, the list of a class weighs the more, the more of its regions reach t.
         order_weight: Weight of the order among the foreground regions of each class, of the batch alone:
             :math:`\frac1N \sum_c n_c \rho_c`, with N regions in all and :math:`\rho_c` the
             :func:`rankgrad.spearman_loss` of the :math:`n_c` foreground regions of class c against their decoded
@@ -176,7 +176,7 @@ class RegionLoss(nn.Module):
             "window": window,
         }
         self.ranking = (
-            ThresholdRankingLoss(weighed=thresholds == "weighed", **options)
+            ThresholdRankingLoss(weighted=thresholds == "weighted", **options)
             if thresholds
             else ClassRankingLoss(**options)
         )

@@ -41,15 +41,15 @@ class ThresholdRankingLoss(ClassRankingLoss):
     columns for each threshold; so the memory holds which thresholds its items reached.
 
     Args:
-        weighed: Weigh each list by the share of items with an IoU of 0.5 that also reach its threshold, as COCO's
+        weighted: Weigh each list by the share of items with an IoU of 0.5 that also reach its threshold, as COCO's
             AP does by counting objects that no box reaches. Otherwise a threshold that a single box reaches has
             the same weight as one that all boxes reach.
         options: Of :class:`rankgrad.ClassRankingLoss`.
     """
 
-    def __init__(self, *, weighed: bool = False, **options: Any) -> None:
+    def __init__(self, *, weighted: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.weighed = weighed
+        self.weighted = weighted
 
     def _weighted(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
         def levels(columns: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class ThresholdRankingLoss(ClassRankingLoss):
 
         exists = torch.ones_like(relevance) if mask is None else mask
         parts = levels(scores), levels(relevance), levels(exists)
-        if self.weighed:
+        if self.weighted:
             return self._by_share(*parts)
         each: Tensor = torch.func.vmap(super()._weighted)(*parts)
         counts = (parts[1] & parts[2]).flatten(1).any(1)

@@ -8,7 +8,7 @@ of a block of scores in the value, and its gradient.
 import torch
 from torch import Tensor
 
-#: How forces are weighed: ``"hinge"``, all pairs on the wrong side alike; ``"balanced"``, every list alike.
+#: How forces are weighted: ``"hinge"``, all pairs on the wrong side alike; ``"balanced"``, every list alike.
 KINDS = ("hinge", "balanced")
 
 

@@ -12,9 +12,9 @@ from rankgrad.losses._modules import ListLoss
 from rankgrad.ranking import loss_of_ranks, lowered, ranks_of, spread_over
 from rankgrad.reach import Margin, margin_of, reach_of
 
-#: The automatic window and margin, as shares of the spread. Every item has a wanted rank, so most of the items that
-#: one passes stand where they should and are pushed inwards: with a window of the whole spread the scores shrink to
-#: a point (benchmarks/results, cpu-spearman).
+#: The automatic window and margin, as shares of the spread. Every item has a wanted rank, so most of the items
+#: that one passes stand where they should and are pushed inwards: with a window of the whole spread the scores
+#: shrink to a point (benchmarks/results, cpu-spearman).
 WINDOW_SHARE, MARGIN_SHARE = 0.1, 0.25
 
 

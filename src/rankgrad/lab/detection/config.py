@@ -105,7 +105,7 @@ class Loss(Section):
     ranked: Literal["odds", "softmax", "logits"] = "odds"  # which class scores are ranked
     ranking_weight: Positive = 0.3  # weight of the ranking loss
     cross_entropy: NonNegative = 1.0  # weight of the cross entropy beside it
-    thresholds: bool | Literal["weighed"] = False  # lists at the IoU thresholds 0.5, 0.55, ..., 0.95
+    thresholds: bool | Literal["weighted"] = False  # lists at the IoU thresholds 0.5, 0.55, ..., 0.95
     order_weight: NonNegative = 0.0  # weight of the Spearman loss of scores against the boxes' IoU
     lam: Positive | None = 0.5  # interpolation strength; null without a window: automatic reach
     window: Positive | None = None  # instead of lam: reach in units of the scores
