@@ -72,7 +72,8 @@ def test_groups_are_padded_lists(name, reduction, reach):
         got.backward(upstream.to(got.dtype))
         wanted.backward(upstream.to(got.dtype))
         torch.testing.assert_close(x.grad, y.grad[place_of(groups, 6)], rtol=1e-9, atol=1e-13)
-        assert ties or x.grad.abs().sum() > 0  # a tenth of the spread passes none of the scores -2 ... 2
+        narrow = name == "spearman" and "margin" in reach  # a fifth of the spread passes none of -2, -1 ... 2
+        assert (ties and narrow) or x.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -36,7 +36,7 @@ LISTS = {  # of scores, grades and groups
     "ap": lambda s, y, q: rankgrad.average_precision_loss(s, y > 1, groups=q, window=2.0),
     "ndcg": lambda s, y, q: rankgrad.ndcg_loss(s, y, groups=q, lam=100.0),
     "recall": lambda s, y, q: rankgrad.recall_loss(s, y > 1, groups=q, lam=30.0),
-    "spearman": lambda s, y, q: rankgrad.spearman_loss(s, y, groups=q, margin="auto"),
+    "spearman": lambda s, y, q: rankgrad.spearman_loss(s, y, groups=q, window=1.0, margin="auto"),
 }
 
 

@@ -275,17 +275,16 @@ def test_groups_without_gradient():
         rankgrad.recall_loss(x, RELEVANCE.flatten(), window=1e-9, groups=groups)
 
 
-@pytest.mark.parametrize("loss", [rankgrad.SpearmanLoss(), rankgrad.spearman_loss], ids=["Module", "function"])
-def test_spearman_learns_without_an_argument(loss):
+def test_spearman_learns_without_an_argument():
     """With a window of the whole spread all scores shrank to a point in a hundred steps."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(2, 50, 20, 8, generator=generator)
     target = features[..., :3].sum(-1) + 0.3 * torch.randn(2, 50, 20, generator=generator)
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    optimizer, loss = torch.optim.Adam(network.parameters(), 1e-2), rankgrad.SpearmanLoss()
     before = network(features[1]).std().item()
-    for _ in range(150):
+    for _ in range(300):
         optimizer.zero_grad()
         loss(network(features[0]).squeeze(-1), target[0]).backward()
         optimizer.step()

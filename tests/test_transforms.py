@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import rankgrad
-from rankgrad import surrogates
+from rankgrad import metrics, surrogates
 from rankgrad.engine import ops, rank_ops
 from rankgrad.engine.forms import weight_tables
 from rankgrad.engine.request import Request
@@ -71,9 +71,18 @@ def test_compile_with_inductor(turned):
             lists = tuple(one.transpose(1, 2) for one in lists)
         return sum(function(*lists).sum() for function in FUNCTIONS.values())
 
+    def measured(scores, relevance, mask):
+        flat = [one[0].T if turned else one[0] for one in (scores, relevance, mask)]
+        found = metrics.mean_average_precision(*flat[:2], mask=flat[2])
+        return found + sum(
+            metric(*flat[:2], mask=flat[2]) for metric in (metrics.reciprocal_rank, metrics.map_at_r)
+        )
+
     expected = value_and_grad(every)
     got = value_and_grad(torch.compile(every, fullgraph=True))
     torch.testing.assert_close(got, expected)
+    lists = (SCORES, RELEVANCE, MASK)
+    torch.testing.assert_close(torch.compile(measured, fullgraph=True)(*lists), measured(*lists))
 
 
 def test_compiled_module_with_memory():

@@ -117,7 +117,7 @@ def numbers_of(
 ) -> None:
     """Require finite values >= ``lowest`` (``infinite``: or infinite ones) of the items that exist.
 
-    Only where values can be read without waiting for a device; elsewhere the caller's result becomes NaN.
+    Only where values can be read without waiting for a device.
     """
     if not readable(value) or value.dtype == torch.bool:
         return

@@ -142,7 +142,7 @@ def check_batch(
         if ref_embeddings is not None:
             raise _check.fail("items", "None with ref_embeddings (query_index is for them)", items)
         _check.per_row("items", items, "embeddings", embeddings)
-        _check.numbers_of("items", items, lowest=0)
+        _check.numbers_of("items", items.long(), lowest=0)
 
 
 def retrieval_pairs(

@@ -55,12 +55,12 @@ class MarginValue(NamedTuple):
     is_share: bool
 
 
-def margin_of(margin: Any, dtype: torch.dtype | None = None, *, share: float = MARGIN_SHARE) -> MarginValue:
-    """Check a margin; ``dtype`` as in :func:`reach_of`, ``share`` for ``"auto"``."""
+def margin_of(margin: Any, dtype: torch.dtype | None = None) -> MarginValue:
+    """Check a margin; ``dtype`` as in :func:`reach_of`."""
     if isinstance(margin, str):
         if margin != "auto":
             raise _check.fail("margin", "a number >= 0 or 'auto'", margin)
-        return MarginValue(share, True)
+        return MarginValue(MARGIN_SHARE, True)
     number = _check.non_negative("margin", margin)
     if number > _largest(dtype):
         raise _check.fail("margin", f"a number up to {_largest(dtype):.1e}", margin)

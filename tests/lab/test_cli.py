@@ -327,7 +327,7 @@ def test_eval_of_what_is_no_checkpoint_of_these_settings(trained):
     assert len(told) < 400
 
 
-@pytest.mark.parametrize("verb", [[], ["complexity"]])
+@pytest.mark.parametrize("verb", [[], ["complexity"], ["reach"]])
 def test_threads_of_a_benchmark_are_counted(verb, capsys):
     assert cli("bench", *verb, "--threads", "-3") == 2
     assert "than or equal to 0" in capsys.readouterr().err

@@ -82,18 +82,27 @@ def test_ours_are_the_library_on_each_query():
             for q in own
             if bool((grades[q] >= threshold).any())
         ]
-        found = losses.build(Named(name="ap", lam=2.0), threshold)(scores, grades, groups)
+        found = losses.build(Named(name="ap", lam=2.0, margin=0), threshold)(scores, grades, groups)
         assert float(found) == pytest.approx(float(torch.stack(wanted).mean()))
     wanted = [
         rankgrad.ndcg_loss(scores[q], grades[q], lam=2.0, gain="exponential") for q in own if bool(grades[q].any())
     ]
-    found = losses.build(Named(name="ndcg", lam=2.0, gain="exponential"), 1.0)(scores, grades, groups)
+    found = losses.build(Named(name="ndcg", lam=2.0, gain="exponential", margin=0), 1.0)(scores, grades, groups)
     assert float(found) == pytest.approx(float(torch.stack(wanted).mean()))
+
+
+@pytest.mark.parametrize("name", ["ap", "ndcg", "recall", "spearman"])
+def test_ours_train_with_a_margin(name):
+    """As the Modules do: without one NDCG on MQ2008 fell apart at a rate of 1e-2."""
+    scores, grades, groups = batch(5)
+    given, auto = losses.build(Named(name=name), 1.0), losses.build(Named(name=name, margin="auto"), 1.0)
+    assert given(scores, grades, groups) == auto(scores, grades, groups)
+    assert losses.arguments_of(Named(name=name))["loss.margin"][0] == "auto"
 
 
 def test_spearman_is_of_the_grades():
     scores, grades = torch.tensor([0.3, 0.1, 0.2]), torch.tensor([2.0, 0.0, 1.0])
-    made = losses.build(Named(name="spearman", lam=1.0), 1.0)
+    made = losses.build(Named(name="spearman", lam=1.0, margin=0), 1.0)
     assert float(made(scores, grades, torch.zeros(3, dtype=torch.int64))) == 0
     assert float(made(-scores, grades, torch.zeros(3, dtype=torch.int64))) == 2
 

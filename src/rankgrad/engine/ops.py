@@ -121,7 +121,7 @@ def _standings(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     bad = bad if poison is None else bad + poison
     if waits_for_checks(request.scores, request.check_finite):
         check_nan(bad)
-    return above, own, bad
+    return above.contiguous(), own.contiguous(), bad  # the strides that the op's fake promises
 
 
 standings = op_on(Request)(_standings)

@@ -12,10 +12,10 @@ from rankgrad.losses._modules import ListLoss
 from rankgrad.ranking import loss_of_ranks, lowered, ranks_of, spread_over
 from rankgrad.reach import Margin, margin_of, reach_of
 
-#: The automatic window and margin, as shares of the spread. Every item has a wanted rank, so most of the items
-#: that one passes stand where they should and are pushed inwards: with a window of the whole spread the scores
-#: shrink to a point (benchmarks/results, cpu-spearman).
-WINDOW_SHARE, MARGIN_SHARE = 0.1, 0.25
+#: The automatic window as a share of the spread. Every item has a wanted rank, so most of the items that one
+#: passes stand where they should and are pushed inwards: with a window of the whole spread the scores shrink to a
+#: point (benchmarks/spearman.py).
+WINDOW_SHARE = 0.2
 
 
 def spearman_loss(
@@ -45,10 +45,11 @@ def spearman_loss(
             their ranks, ties by average ranks.
         target_ranks: Instead of ``target``: the wanted ranks :math:`t`, 1 = best, counted among existing items.
         lam: Interpolation strength in the paper's units, finite and > 0.
-        window: Instead of ``lam``, as in :func:`rankgrad.rank_loss`; with neither it is a tenth of the spread of
-            the scores. One list of fewer than 16 items often has no gradient then: give it a wider window.
-        margin: Scores are lowered by it times the quantile of their target (1 for the best of the list, 0 for the
-            last) before ranking; a number, or ``"auto"`` for a quarter of the spread of the scores.
+        window: Instead of ``lam``, as in :func:`rankgrad.rank_loss`; with neither it is a fifth of the spread of
+            the scores. A list of ten items or fewer often has no gradient then: give it a wider window.
+        margin: Give one to train with, as :class:`SpearmanLoss` does: in long trainings without it the scores shrink
+            to a point. Scores are lowered by it times the quantile of their target (1 for the best of the list, 0 for the
+            last) before ranking; a number, or ``"auto"`` for a share of the spread of the scores.
         ties: As in :func:`rankgrad.rank`.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists of two items or more, ``"sum"``, or ``"none"`` (0 for the others).
@@ -75,8 +76,7 @@ def spearman_loss(
     _check.spread(spread, scores)
     _check.numbers_of(name, given, mask, infinite=True)
     dtype = compute_dtype(scores.dtype)
-    reach = reach_of(lam, window, dtype, share=WINDOW_SHARE)
-    alpha = margin_of(margin, dtype, share=MARGIN_SHARE)
+    reach, alpha = reach_of(lam, window, dtype, share=WINDOW_SHARE), margin_of(margin, dtype)
     lists = Lists(scores, groups, num_groups, by_list=reduction == "none")
     layout, y, exists = lists.layout, lists.put(scores), lists.put_optional(mask)
     wanted = lists.put(given if given.is_floating_point() else given.double())

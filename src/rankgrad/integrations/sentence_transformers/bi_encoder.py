@@ -37,6 +37,9 @@ class RankingLoss(nn.Module):
     | query, document_1 ... document_n | n grades >= 0 | a query against its documents | NDCG |
     | text, text | a number | all pairs of the batch, to be ordered as their numbers | Spearman |
 
+    Pairs with numbers make one list of the batch: take 16 pairs or more, or a wider window, since a short list
+    often has no gradient (see :func:`rankgrad.spearman_loss`).
+
     A grade below 0 marks a document that does not exist, for lists of different lengths. Works inside
     ``MatryoshkaLoss``: a memory is then kept for each dimension, and shorter embeddings are compared with as many
     leading numbers of the proxies. Evaluation never enters the memory.

@@ -46,7 +46,9 @@ class QueryLoss(nn.Module):
         if self.name not in OURS and self.name not in BASELINES:
             raise UserError(f"loss: unknown name {self.name!r}{nearest(self.name, [*OURS, *BASELINES])}")
         function = OURS[self.name][0] if self.name in OURS else BASELINES[self.name][0]
-        self.arguments = config.checked(inspect.signature(function).parameters.keys() & _SETTABLE, self.name)
+        settable = inspect.signature(function).parameters.keys() & _SETTABLE
+        trains = {"margin": "auto"} if "margin" in settable else {}  # as the Modules, which are for training
+        self.arguments = trains | config.checked(settable, self.name)
 
     def forward(self, scores: Tensor, grades: Tensor, groups: Tensor) -> Tensor:
         """The mean over queries with something relevant; ``groups`` ascends."""
@@ -58,7 +60,10 @@ class QueryLoss(nn.Module):
 
 def arguments_of(config: Named) -> dict[str, tuple[Any, str]]:
     """Default and meaning of every argument of one of our losses, by its key (``loss.margin``)."""
-    return explained(OURS[config.name][0], _SETTABLE) if config.name in OURS else {}
+    if config.name not in OURS:
+        return {}
+    found = explained(OURS[config.name][0], _SETTABLE)
+    return found | {"loss.margin": ("auto", found["loss.margin"][1])}
 
 
 def build(config: Named, relevant: float) -> QueryLoss:

@@ -223,7 +223,7 @@ class Trainer:
         bar.say(f"epoch {epoch:3d}  {log.in_words(metrics)}")
 
     def _place(self, row: dict[str, float]) -> tuple[float, float]:
-        """What compares two evaluations."""
+        """By which evaluations are compared: the headline metric, then the one that breaks ties."""
         return row.get(self.task.headline, -math.inf), row.get(self.task.tie_break, -math.inf)
 
     def _save_weights(self, name: str, row: dict[str, float]) -> None:

@@ -50,11 +50,11 @@ def doubts(config: Optim, steps_per_epoch: int, epochs: int) -> list[str]:
             f"epochs={epochs} is {steps:,} steps in all, which may be too few: optim.warmup={config.warmup} is "
             f"cut to {steps // 2:,} steps; try epochs={enough}{later}"
         )
-    if by_steps and epochs > 2 * max(config.milestones):
+    elif by_steps and not max(config.milestones) < epochs <= 2 * max(config.milestones):
         last = f"{max(config.milestones):g}"
         told.append(
-            f"the learning rate has fallen to its lowest after {last} of {epochs} epochs: try "
-            f"optim.milestones=[{round(0.75 * epochs)}]"
+            f"optim.milestones end at {last} of {epochs} epochs, after which the learning rate does not fall: try "
+            f"optim.milestones=[{0.75 * epochs:g}]"
         )
     return told
 
