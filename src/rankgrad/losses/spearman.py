@@ -47,9 +47,9 @@ def spearman_loss(
         lam: Interpolation strength in the paper's units, finite and > 0.
         window: Instead of ``lam``, as in :func:`rankgrad.rank_loss`; with neither it is a fifth of the spread of
             the scores. A list of ten items or fewer often has no gradient then: give it a wider window.
-        margin: Give one to train with, as :class:`SpearmanLoss` does: in long trainings without it the scores shrink
-            to a point. Scores are lowered by it times the quantile of their target (1 for the best of the list, 0 for the
-            last) before ranking; a number, or ``"auto"`` for a share of the spread of the scores.
+        margin: Scores are lowered by it times the quantile of their target (1 for the best of the list, 0 for the
+            last) before ranking; a number, or ``"auto"`` for a share of the spread of the scores. Train with one,
+            as :class:`SpearmanLoss` does: without it the scores shrink in long trainings.
         ties: As in :func:`rankgrad.rank`.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists of two items or more, ``"sum"``, or ``"none"`` (0 for the others).
