@@ -44,8 +44,11 @@ def test_a_schedule_that_does_not_fit_the_run_is_told():
         "epochs=12 is 120 steps in all, which may be too few: optim.warmup=500 is cut to 60 steps; try epochs=100 "
         "optim.milestones=[75]"
     ]
-    (line,) = optim.doubts(config, 10, 100)
-    assert line == ("the learning rate has fallen to its lowest after 9 of 100 epochs: try optim.milestones=[75]")
+    for epochs, better in ((100, 75), (8, 6)):  # early in the run, and behind its end
+        assert optim.doubts(config, 200, epochs) == [
+            f"optim.milestones end at epoch 9 of {epochs}, so the learning rate falls too early or never: try "
+            f"optim.milestones=[{better}]"
+        ]
     assert optim.doubts(recipes.load("coco", ["epochs=100", "milestones=[75]"])[1].optim, 10, 100) == []
     assert optim.doubts(Optim(lr=1.0, schedule="cosine"), 1, 1) == []
 

@@ -187,8 +187,8 @@ def sections(
         out.append(("Data and embeddings", data))
     if examples := read_json_if_there(run / "examples.json", Examples):
         told = (
-            "<p>A query and its nearest items with their class and similarity: green items have the query's "
-            "class, red ones do not.</p>"
+            "<p>A query and its nearest items with their class and similarity: green items are relevant to the "
+            "query, red ones are not.</p>"
         )
         for name, heading in (("examples", "Retrieval examples"), ("hardest", "The hardest queries")):
             shown = "".join(_row(example) for example in examples[name])

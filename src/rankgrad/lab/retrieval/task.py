@@ -176,7 +176,7 @@ class RetrievalTask(Task):
                 names = source.items.class_names
                 shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
                 more = ", ..." if len(alone) > 5 else ""
-                why = "used as an irrelevant item only" if source is self.source else "not used as a query"
+                why = "relevant to no other item" if source is self.source else "not used as a query"
                 classes = f"{use} class" if len(alone) == 1 else f"{use} classes"
                 said = f"{len(alone)} {classes} with a single item ({why}): {shown}{more}"
                 told.append(f"{said}{self._other_split()}")
