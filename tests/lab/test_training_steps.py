@@ -46,7 +46,7 @@ def test_a_schedule_that_does_not_fit_the_run_is_told():
     ]
     for epochs, better in ((100, 75), (8, 6)):  # early in the run, and behind its end
         assert optim.doubts(config, 200, epochs) == [
-            f"optim.milestones end at epoch 9 of {epochs}, so the learning rate falls too early or never: try "
+            f"optim.milestones end at epoch 9 of {epochs}, so the rate falls too early or never: try "
             f"optim.milestones=[{better}]"
         ]
     assert optim.doubts(recipes.load("coco", ["epochs=100", "milestones=[75]"])[1].optim, 10, 100) == []

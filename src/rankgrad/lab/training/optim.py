@@ -53,7 +53,7 @@ def doubts(config: Optim, steps_per_epoch: int, epochs: int) -> list[str]:
     elif by_steps and not max(config.milestones) < epochs <= 2 * max(config.milestones):
         last = f"{max(config.milestones):g}"
         told.append(
-            f"optim.milestones end at epoch {last} of {epochs}, so the learning rate falls too early or never: try "
+            f"optim.milestones end at epoch {last} of {epochs}, so the rate falls too early or never: try "
             f"optim.milestones=[{0.75 * epochs:g}]"
         )
     return told
