@@ -111,7 +111,7 @@ class RegionLoss(nn.Module):
     regions at all give 0. Logits in half precision are ranked as float32 values.
 
     ``thresholds`` and ``order_weight`` rank by what the metric ranks by, the IoU of each region's *decoded* box
-    with its object, which the drop-in computes. Both are off: in detectors they are not measured.
+    with its object, which the drop-in computes. Both are off: no whole training has shown a gain.
 
     Args:
         form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.
