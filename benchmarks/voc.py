@@ -62,7 +62,7 @@ ROWS = {
 }
 
 #: Losses that use the IoU of decoded boxes, against the usual baseline: cross entropy with GIoU on decoded boxes,
-#: a score threshold of 0.01. Each differs in one thing from one before it, but for the last two.
+#: a score threshold of 0.01. Each differs in one thing from one before it, but for "log_ap alone".
 GIOU = "score_threshold=0.01 boxes=giou box_weight=10"
 FOLLOWS = "score_threshold=0.01 boxes=giou by_score=true balanced=true"
 OVER, WEIGHTED = "loss.thresholds=true", "loss.thresholds=weighted"
@@ -84,19 +84,20 @@ ROWS |= {
     "boxes: CE + log_ap over thresholds + order 0.2, GIoU": ranking(more=f"{OVER} {ORDER} {GIOU}"),
     "boxes: CE + log_ap over weighted thresholds, GIoU": ranking(more=f"{WEIGHTED} {GIOU}"),
     "boxes: CE + log_ap over weighted thresholds + order 0.2, GIoU": ranking(more=f"{WEIGHTED} {ORDER} {GIOU}"),
-    "boxes: CE + log_ap over weighted thresholds + order 0.2, GIoU by score, balanced": ranking(
-        more=f"{WEIGHTED} {ORDER} {FOLLOWS}"
+    "boxes: CE + log_ap over thresholds + order 0.2, GIoU by score, balanced": ranking(
+        more=f"{OVER} {ORDER} {FOLLOWS}"
     ),
-    "boxes: CE + log_ap over weighted thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": (
-        ranking(more=f"{WEIGHTED} {ORDER} {FOLLOWS} {ALL}")
+    "boxes: CE + log_ap over thresholds + order 0.2, GIoU by score, balanced, RPN ranked": ranking(
+        more=f"{OVER} {ORDER} {FOLLOWS} rpn=ranking"
     ),
-    "boxes: log_ap alone over weighted thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": (
-        ranking(
-            rank="logits",
-            weight=1,
-            ce=0,
-            more=f"loss.lam=null loss.window=1 loss.margin=0.5 {WEIGHTED} {ORDER} {FOLLOWS} {ALL}",
-        )
+    "boxes: CE + log_ap over thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": ranking(
+        more=f"{OVER} {ORDER} {FOLLOWS} {ALL}"
+    ),
+    "boxes: log_ap alone over thresholds + order 0.2, GIoU by score, balanced, RPN ranked, all regions": ranking(
+        rank="logits",
+        weight=1,
+        ce=0,
+        more=f"loss.lam=null loss.window=1 loss.margin=0.5 {OVER} {ORDER} {FOLLOWS} {ALL}",
     ),
     "boxes: CE + log_ap, GIoU, no memory": ranking(more=f"loss.memory=0 {GIOU}"),
 }
