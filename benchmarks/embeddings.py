@@ -18,8 +18,9 @@ copy of the folder of results on another machine too. First all losses are chose
 seed, then with the others, so that an early end leaves a table with fewer seeds.
 
 CUB: DIR has CUB_200_2011. Flowers and Cars: DIR/.../<class number>/<image>; classes 1 to 51 and 1 to 98 train, the
-others test. Of Cars its training images are enough: the default recipe was not chosen on it. Omniglot: DIR has images_background_small{1,2}.zip; the first trains, and of the second the three alphabets test
-that the first does not have (a small network, from scratch, rates 30 times higher).
+others test. Of Cars its training images are enough; nothing in the library was chosen on it. Omniglot: DIR has
+images_background_small{1,2}.zip; the first trains, and of the second the three alphabets test that the first does
+not have (a small network, from scratch, rates 30 times higher).
 """
 
 from __future__ import annotations
@@ -270,6 +271,13 @@ def table(args: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
+def write_table(args: argparse.Namespace) -> str:
+    """Write the table of what is finished."""
+    text = table(args)
+    write_text(args.out / "table.md", text)
+    return text
+
+
 def _cell(found: tuple[float, float] | None) -> str:
     if found is None:
         return ""
@@ -309,8 +317,7 @@ def main() -> None:
             further=lambda: jobs_of(args),
             keep=args.keep,
         )
-    write_text(args.out / "table.md", table(args))
-    print((args.out / "table.md").read_text())
+    print(write_table(args))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import side_by_side
-from benchmarks.side_by_side import mean_of
+from benchmarks.side_by_side import Job, mean_of
 from rankgrad.lab.training.checkpoint import write_text
 
 
@@ -164,30 +164,48 @@ def table(out: Path, rows: list[str], every: list[str]) -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> None:
-    """Run the rows and write the table."""
+def write_table(args: argparse.Namespace) -> str:
+    """Write the table of what is finished."""
+    text = table(args.out, list(ROWS), settings_of_all(args))
+    write_text(args.out / "table.md", text)
+    return text
+
+
+def jobs_of(args: argparse.Namespace) -> list[Job]:
+    """Runs that have not ended, seed by seed."""
+    return side_by_side.jobs_of(args, "voc07", ROWS, settings_of_all(args))
+
+
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    """The arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     side_by_side.add_arguments(parser, out="runs/voc", epochs=5, seeds=1)
     parser.add_argument("--choose", action="store_true", help="train on `train`, judge on `val`")
     parser.add_argument("--cost", action="store_true", help="only measure what the loss costs")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.choose and args.out == parser.get_default("out"):
         args.out = args.out.with_name("voc-val")
+    if args.cost and args.settings:
+        parser.error(f"--cost takes no settings, received {args.settings}")
+    if args.data is None and not (args.cost or args.table):
+        parser.error("--data is needed to train")
+    return args
+
+
+def main() -> None:
+    """Run the rows and write the table."""
+    args = parsed()
     if args.cost:
         from benchmarks.voc_cost import measure
 
-        if args.settings:
-            parser.error(f"--cost takes no settings, received {args.settings}")
         write_text(args.out / "cost.md", measure())
         print((args.out / "cost.md").read_text())
         return
     if not args.table:
-        if args.data is None:
-            parser.error("--data is needed to train")
-        jobs = side_by_side.jobs_of(args, "voc07", ROWS, settings_of_all(args))
-        side_by_side.train(jobs, parallel=args.parallel, mps=args.mps, minutes=args.minutes, keep=args.keep)
-    write_text(args.out / "table.md", table(args.out, list(ROWS), settings_of_all(args)))
-    print((args.out / "table.md").read_text())
+        side_by_side.train(
+            jobs_of(args), parallel=args.parallel, mps=args.mps, minutes=args.minutes, keep=args.keep
+        )
+    print(write_table(args))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 import zipfile
 
 import pytest
-from benchmarks import cub, embeddings, frozen, side_by_side
+from benchmarks import cub, embeddings, frozen, queue, side_by_side
 
 from rankgrad.lab import recipes
 from rankgrad.lab.retrieval import losses
@@ -241,3 +241,34 @@ def test_jobs_that_follow_from_others(tmp_path, monkeypatch, capsys):
     assert [job.folder.is_dir() for job in jobs] == [True] * 4
     assert [(job.folder / "state.pt").exists() for job in jobs] == [False, True, False, False]
     assert "row, seed 1: its process died" in capsys.readouterr().out
+
+
+def test_several_tables_in_one_queue(tmp_path, monkeypatch, capsys):
+    """The runs of the first table come first, tables are written after every run, and mistakes cost no time."""
+    images.cub_set(tmp_path / "cub", classes=(1, 2, 3, 4, 101, 102))
+    boxes = f"voc --data D --out {tmp_path / 'voc'} --rows '^cross entropy$' --seeds 2"
+    pairs = f"embeddings cub={tmp_path / 'cub'} --out {tmp_path / 'pairs'} --rows ^SmoothAP --weights none"
+
+    def train(jobs, *, parallel, further, **how):
+        assert (tuple(jobs), parallel) == ((), 3)
+        asked.extend((job.row, job.seed) for job in further())
+        assert "| loss |" in (tmp_path / "voc" / "table.md").read_text()
+
+    asked = []
+    monkeypatch.setattr(queue.side_by_side, "train", train)
+    monkeypatch.setattr(sys, "argv", ["queue.py", "--parallel", "3", boxes, pairs])
+    queue.main()
+    rates = [f"cub held out, SmoothAP, {rate} x1" for rate in ("1e-05", "3e-05", "0.0001")]
+    assert asked == [("cross entropy", 0), ("cross entropy", 1), *((rate, 0) for rate in rates)]
+    shown = capsys.readouterr().out
+    assert shown.index("Pascal VOC") < shown.index("Losses on embeddings")
+    monkeypatch.setattr(sys, "argv", ["queue.py", "--list", boxes])
+    queue.main()
+    assert capsys.readouterr().out.startswith("cross entropy, seed 0: rankgrad train voc07 data.root=D ")
+    for wrong, told in (
+        ("vok --data D", "expected one of voc, embeddings"),
+        (f"{boxes} --rows x0x", "no row of voc"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["queue.py", "--list", wrong.replace("/voc", "/none")])
+        with pytest.raises(SystemExit, match=told):
+            queue.main()

@@ -1,6 +1,7 @@
 """The steps of a run: learning rates, parameter groups, precision, torch.compile, random numbers."""
 
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -90,6 +91,19 @@ def test_fp16_scales_the_loss_and_leaves_lambda_alone(tmp_path):
 def test_low_precision_learns_too(tmp_path, precision):
     _, (result,) = run.run("digits", ["epochs=2", f"precision={precision}", "device=cpu"], out=str(tmp_path / "a"))
     assert result.last["mAP@R"] > 70 and result.last["R@1"] > 94
+
+
+def test_automatic_precision_is_half_on_a_gpu_only():
+    """bf16 takes five to eight times as long as fp32 on a CPU without instructions for it."""
+    ones = torch.ones(2, 2)
+    for precision, dtype in (("auto", torch.float32), ("bf16", torch.bfloat16)):
+        with optim.autocast(precision, torch.device("cpu")):
+            assert (ones @ ones).dtype == dtype
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: there is no GPU here
+        assert optim.autocast("auto", torch.device("cuda")).fast_dtype == torch.bfloat16
+    for name in recipes.recipe_names():
+        assert recipes.load(name)[1].precision in ("auto", "fp32"), name
 
 
 def test_compiled_training_is_the_same(tmp_path, monkeypatch):

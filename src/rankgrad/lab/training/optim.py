@@ -77,5 +77,7 @@ def hold_back(optimizer: torch.optim.Optimizer) -> None:
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """The context for the forward pass."""
+    if precision == "auto":  # most CPUs compute bf16 five to eight times slower than fp32
+        precision = "fp32" if device.type == "cpu" else "bf16"
     dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 #: How names of images end, in small letters or capitals.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".pnm")
 
 #: Mean and deviation of ImageNet's images, which pretrained networks expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
