@@ -19,6 +19,7 @@ Width = Annotated[int, Field(ge=1, le=2**16)]  # of a layer
 Side = Annotated[int, Field(ge=1, le=2**12)]  # of an image, in pixels
 Many = Annotated[int, Field(ge=1, le=2**20)]  # items of a batch
 Seed = Annotated[int, Field(ge=0, le=2**62)]  # what generators take, with room for epochs and --seeds
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 class Section(BaseModel):
@@ -47,7 +48,7 @@ class RunConfig(Section):
     task: str  # what is trained; see `rankgrad ls`
     seed: Seed = 0  # seed of weights, batches and augmentation
     epochs: Count = 1  # passes over the training items; image retrieval: auto, as optim.lr
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"  # of the network; auto: bf16 on a GPU, fp32 on a CPU
+    precision: Precision = "fp32"  # precision of the network; auto: bf16 on a GPU, fp32 on a CPU
     device: str = "auto"  # auto, cpu or cuda; auto takes a GPU if there is one
     compile: bool = False  # whether to use torch.compile (on a GPU; not for detectors)
     evaluate_every: Count = 1  # epochs from one evaluation to the next

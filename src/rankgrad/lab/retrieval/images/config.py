@@ -41,7 +41,7 @@ class View(Section):
     std: Channels | None = None  # standard deviation of each channel
     augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation of training images
     scale: Fraction = 0.2  # resized_crop: the smallest share of the area
-    flip: bool = True  # whether half of the training images are mirrored
+    flip: bool | None = None  # whether half of the training images are mirrored; not set: unless they are drawings
 
 
 class Model(Section):

@@ -70,10 +70,12 @@ class ImageTask(RetrievalTask):
         return config.model.weights != "none"
 
     def _length(self) -> str:
-        view, told = self.config.view, super()._length()
-        if view.test_crop == view.crop:
-            return told
-        return f"{told}, crops of {view.crop} pixels, tested at {view.test_crop} (view.test_crop)"
+        view, told = self.config.view, [super()._length()]
+        if view.test_crop != view.crop:
+            told.append(f"crops of {view.crop} pixels, tested at {view.test_crop} (view.test_crop)")
+        if not view.flip and self.config.data.name == "folder":
+            told.append("not mirrored (view.flip)")
+        return ", ".join(told)
 
     def _other_split(self) -> str:
         config = self.config.data
@@ -96,7 +98,10 @@ class ImageTask(RetrievalTask):
     @classmethod
     def completed(cls, config: Config) -> Config:
         """With the size, mean and standard deviation of the images the backbone was trained on."""
-        return config.model_copy(update={"view": model.complete_view(config.view, config.model)})
+        view = model.complete_view(config.view, config.model)
+        if view.flip is None:
+            view = view.model_copy(update={"flip": not data.are_drawings(config.data)})
+        return config.model_copy(update={"view": view})
 
     @classmethod
     def build(cls, config: Config) -> tuple[model.Embedder, dict[str, Any]]:

@@ -22,3 +22,8 @@ def read(config: Data) -> RetrievalSplits:
     """The data set of these settings."""
     splits = READERS[config.name][0](config)
     return held_out(splits, config.hold_out, config.split_seed) if config.hold_out else splits
+
+
+def are_drawings(config: Data) -> bool:
+    """Whether a user's own images are drawings in black and white, such as characters."""
+    return config.name == "folder" and folder.are_drawings(config)

@@ -7,12 +7,15 @@ from pathlib import Path
 from rankgrad.lab.retrieval.images.config import Data
 from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, kept_apart, numbered
 from rankgrad.lab.training.errors import UserError, printable
+from rankgrad.lab.vision import drawings
 from rankgrad.lab.vision.folders import images_in, root_of
 from rankgrad.lab.vision.images import SUFFIXES
 
 #: Names of parts of a data set: unlikely ones for classes.
 VALIDATION = {"val", "valid", "validation"}
 PARTS = {"train", "training", "test", "testing", *VALIDATION}
+
+_SAMPLE = 32  # images that are looked at to see what kind they are
 
 
 def read(config: Data) -> RetrievalSplits:
@@ -23,9 +26,8 @@ def read(config: Data) -> RetrievalSplits:
     testing.
     """
     root = root_of(config)
-    inside = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    names = [p.name for p in inside]
-    if {"train", "test"} <= set(names) <= {"train", "test", *VALIDATION}:
+    names = [folder.name for folder in _folders(root)]
+    if _is_split(names):
         others = [name for name in names if name in VALIDATION]
         note = f"not used: {', '.join(others)} (train is trained on, test is judged on)" if others else ""
         return RetrievalSplits(_classes(root / "train"), _classes(root / "test"), note=note)
@@ -42,6 +44,25 @@ def read(config: Data) -> RetrievalSplits:
     return RetrievalSplits(everything.take(training), everything.take(testing), note=_deeper(everything, root))
 
 
+def are_drawings(config: Data) -> bool:
+    """Whether the images are drawings, judged by one image of each of some classes that are spread over all."""
+    root = root_of(config)
+    folders = _folders(root)
+    if _is_split([folder.name for folder in folders]):
+        folders = _folders(root / "train")
+    chosen = folders[:: -(-len(folders) // _SAMPLE)] if folders else []
+    return drawings.are_drawings([path for folder in chosen for path in images_in(folder)[:1]])
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _is_split(names: list[str]) -> bool:
+    """Whether folders of these names are the parts of a data set."""
+    return {"train", "test"} <= set(names) <= {"train", "test", *VALIDATION}
+
+
 def _deeper(items: Items, root: Path) -> str:
     """A note where all images are in folders inside the class folders, which may be the classes that are meant."""
     folders = {Path(source).relative_to(root).parent for source in items.sources if isinstance(source, Path)}
@@ -55,7 +76,7 @@ def _deeper(items: Items, root: Path) -> str:
 
 def _classes(root: Path) -> Items:
     paths, classes = [], []
-    for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
+    for folder in _folders(root):
         found = images_in(folder)
         paths += found
         classes += [folder.name] * len(found)
