@@ -192,17 +192,17 @@ def test_too_few_steps_and_rates_that_are_none_are_told(tmp_path):
     root = images.folder_set(tmp_path / "data", classes=20, each=8)
     settings = [*SMALL, f"data.root={root}", "weights=none"]
 
-    def told(*more):
+    def notes(*more):
         _, config = recipes.load("folder", [*settings, *more])
-        return " ".join(ImageTask(config, torch.device("cpu")).told)
+        return " ".join(ImageTask(config, torch.device("cpu")).notes)
 
-    said = told("epochs=15", "lr=3e-5")
+    said = notes("epochs=15", "lr=3e-5")
     assert "epochs=15 is 30 steps in all, which may be too few: try epochs=50" in said
     assert (
         "lr=3e-05 is a learning rate for pretrained networks, and this one starts from scratch (weights=none)"
         in said
     )
-    assert not {"steps", "rate"} & set(told("epochs=30", "lr=3e-4").split())
+    assert not {"steps", "rate"} & set(notes("epochs=30", "lr=3e-4").split())
 
 
 def test_rate_and_epochs_follow_from_the_weights(tmp_path):
@@ -220,11 +220,11 @@ def test_rate_and_epochs_follow_from_the_weights(tmp_path):
     root = images.folder_set(tmp_path / "data", classes=20, each=8)
     settings = [word for word in SMALL if not word.startswith("lr=")]
     _, config = recipes.load("folder", [*settings, f"data.root={root}"])
-    told = ImageTask(config, torch.device("cpu")).told
-    assert "trains a network from scratch: 90 epochs x 2 steps, lr=0.003" in told
+    notes = ImageTask(config, torch.device("cpu")).notes
+    assert "trains a network from scratch: 90 epochs x 2 steps, lr=0.003" in notes
     _, config = recipes.load("folder", [*settings, f"data.root={root}", "view.test_crop=16"])
-    told = ImageTask(config, torch.device("cpu")).told
-    assert any(line.endswith("lr=0.003, crops of 12 pixels, tested at 16 (view.test_crop)") for line in told)
+    notes = ImageTask(config, torch.device("cpu")).notes
+    assert any(line.endswith("lr=0.003, crops of 12 pixels, tested at 16 (view.test_crop)") for line in notes)
     with pytest.raises(UserError, match=r"^epochs: .*received 'auto'$"):
         recipes.load("voc07", ["epochs=auto"])
 

@@ -262,3 +262,12 @@ def test_a_run_killed_between_an_evaluation_and_its_checkpoint(tmp_path, monkeyp
     cut, _ = run.run("digits", settings, out=str(tmp_path / "cut"), resume=True)
     assert rows(cut, "evaluations") == rows(whole, "evaluations") and rows(cut) == rows(whole)
     assert (cut / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()
+
+
+def test_the_notes_of_older_runs_are_read(copied):
+    """They are called ``told`` in their ``data.json``."""
+    notes = json.loads((copied / "data.json").read_text())
+    line = notes["notes"][0]
+    notes["told"] = notes.pop("notes")
+    (copied / "data.json").write_text(json.dumps(notes))
+    assert line in run.write_report(copied).read_text()

@@ -294,7 +294,7 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
         names = {str(folder): folder for folder in folders}
     out = [("Result, %", _results(run, config, beside))]
     notes = read_json_if_there(run / "data.json", DataNotes) or {}
-    if lines := notes.get("told"):
+    if lines := notes.get("notes"):
         out.append(("Data", "".join(f"<p>{escape(line)}</p>" for line in lines)))
     by_class = {name: read_json_if_there(folder / "classes.json", ByClass) for name, folder in names.items()}
     by_class = {name: found for name, found in by_class.items() if found}

@@ -195,15 +195,15 @@ class DetectionTask(Task):
         assert train is not None
         self.source = train
         self.objects = [_to_train_on(*one) for one in zip(train.scenes.objects, train.scenes.sizes, strict=True)]
-        self.told = notes_on(self.objects, self.test.scenes.objects, self.classes)
+        self.notes = notes_on(self.objects, self.test.scenes.objects, self.classes)
         try:
             self.sampler = AspectSampler(train.ratios(), size=config.batch.size, seed=config.seed)
         except ValueError as error:
             raise UserError(f"batch.{error}") from None
         self.steps_per_epoch = len(self.sampler)
-        self.told += optim.doubts(config.optim, self.steps_per_epoch, config.epochs)
+        self.notes += optim.doubts(config.optim, self.steps_per_epoch, config.epochs)
         self.items_per_step = config.batch.size
-        self.network, self._notes = model.build(
+        self.network, self._metadata = model.build(
             config.model, config.view, regions=config.batch.regions, classes=self.classes, seed=config.seed
         )
         self.network.to(device)
@@ -292,11 +292,11 @@ class DetectionTask(Task):
 
     def describe(self) -> dict[str, Any]:
         """What the report says about the data."""
-        return {"told": self.told}
+        return {"notes": self.notes}
 
     def metadata(self) -> dict[str, Any]:
         """What the network needs to be built again."""
-        return self._notes
+        return self._metadata
 
     def finish(self, folder: Path) -> None:
         """Write the average precisions of the classes and some detections, for the report."""

@@ -74,7 +74,7 @@ class RankerTask(Task):
         self.parts: dict[str, Tensor] = {}
         parts = (split.train, split.validation, split.test)
         counts = (f"{len(part.grades):,} items of {len(part):,} queries" for part in parts)
-        self.told = ["trains on {}, validates on {}, tests on {}".format(*counts)]
+        self.notes = ["trains on {}, validates on {}, tests on {}".format(*counts)]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """All parameters at one rate; biases without weight decay."""

@@ -141,7 +141,7 @@ def _one(
     task = kind(config, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
-        for line in task.told:
+        for line in task.notes:
             print(printable(line))
         checkpoint.write_text(folder / "data.json", json.dumps(task.describe(), indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))

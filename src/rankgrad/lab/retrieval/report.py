@@ -151,11 +151,11 @@ def _results(
 
 
 def _data(run: Path) -> str:
-    """How much there is to train and to test on, what was said about it, and the spread of the embeddings."""
+    """How much there is to train and to test on, the notes on it, and the spread of the embeddings."""
     described = read_json_if_there(run / "data.json", DataNotes) or DataNotes()
     counts = described.get("counts", {})
     parts = [page.table(list(counts), [[f"{many:,}" for many in counts.values()]])] if counts else []
-    parts += [f"<p>{escape(line)}</p>" for line in described.get("told", [])]
+    parts += [f"<p>{escape(line)}</p>" for line in described.get("notes", [])]
     steps = read_table(run / "steps.csv")
     if steps and "spread" in steps[0]:
         lines = {"spread": [(row["step"], row["spread"]) for row in steps]}

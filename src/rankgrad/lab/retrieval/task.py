@@ -79,7 +79,7 @@ class RetrievalTask(Task):
         # What can go wrong shows before the data is read, which may take long.
         self.check_loss(config)
         self.check(config)
-        self.network, self._notes = self.build(config)
+        self.network, self._metadata = self.build(config)
         train, self.query, self.gallery = self.sources(config, device, train=True)
         assert train is not None
         train.items = train.items.renumbered()
@@ -110,7 +110,7 @@ class RetrievalTask(Task):
         self._watch = watch.Watch(
             watch.advice(config.loss.name, config.loss.arguments()), config.epochs * self.steps_per_epoch
         )
-        self.told = [
+        self.notes = [
             self._counts(),
             self._length(),
             *self._warnings(),
@@ -275,7 +275,7 @@ class RetrievalTask(Task):
 
     def metadata(self) -> dict[str, Any]:
         """What the network needs to be built again."""
-        return self._notes
+        return self._metadata
 
     def describe(self) -> dict[str, Any]:
         """What the report says about the data."""
@@ -283,7 +283,7 @@ class RetrievalTask(Task):
         counts |= {"queries": len(self.query), "test classes": self.query.items.classes()}
         if self.gallery is not None:
             counts["gallery items"] = len(self.gallery)
-        return {"counts": counts, "told": self.told, "headline": self.headline, "advice": self._advice()}
+        return {"counts": counts, "notes": self.notes, "headline": self.headline, "advice": self._advice()}
 
     def _advice(self) -> str:
         """What to try where training made the network worse."""

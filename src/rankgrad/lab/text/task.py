@@ -33,7 +33,7 @@ class TextTask(RetrievalTask):
         super().__init__(config, device)
         if self.graded:
             self.headline = "NDCG@10"
-            self.told = [self._graded_counts(), *self.told[1:]]
+            self.notes = [self._graded_counts(), *self.notes[1:]]
 
     @property
     def graded(self) -> bool:

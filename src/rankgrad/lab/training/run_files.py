@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from rankgrad.lab.training import reading
@@ -74,7 +74,8 @@ class DataNotes(TypedDict):
     """``data.json``, as far as it is read again."""
 
     counts: NotRequired[dict[str, int]]
-    told: NotRequired[list[str]]
+    #: ``told`` in the folders of older runs.
+    notes: NotRequired[Annotated[list[str], Field(validation_alias=AliasChoices("notes", "told"))]]
     headline: NotRequired[str]
     advice: NotRequired[str]
 

@@ -37,7 +37,7 @@ class Task(ABC):
     items_per_step: int  #: items in a batch, of all processes
     #: Scalars of the last step to log beside the loss; the same names in every step, NaN if not known.
     parts: dict[str, Tensor]
-    told: Sequence[str] = ()  #: what to say about the data before training begins, a line each
+    notes: Sequence[str] = ()  #: lines about data and settings, printed before training begins
 
     @abstractmethod
     def __init__(self, config: Any, device: torch.device) -> None: ...
