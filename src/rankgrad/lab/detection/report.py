@@ -237,25 +237,25 @@ def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
             for value, look in zip(found, looks, strict=True)
             if value is not None
         )
-        told = " / ".join("-" if value is None else f"{value:.1f}" for value in found)
-        rows += f"<tr><td>{escape(name)}</td><td>{drawn}</td><td>{told}</td></tr>"
+        numbers = " / ".join("-" if value is None else f"{value:.1f}" for value in found)
+        rows += f"<tr><td>{escape(name)}</td><td>{drawn}</td><td>{numbers}</td></tr>"
     head = f"<p><b>{escape(title)}</b> {' '.join(keys)}</p>"
     return f'<div class="wide bars">{head}<table>{rows}</table></div>'
 
 
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     """AP of this run and others, both ways of scoring, with the paper's rows."""
-    told = _METRICS[config.protocol()]
-    header, cells, own = ["run", "scores", *told], [], []
+    metrics = _METRICS[config.protocol()]
+    header, cells, own = ["run", "scores", *metrics], [], []
     paper = TABLE.get((config.data.name, config.model.backbone))
     if paper is not None:
         for name, value in zip(("paper, cross entropy", "paper, RaMBO"), paper, strict=True):
-            cells.append([name, "", value, *[None] * (len(told) - 1)])
+            cells.append([name, "", value, *[None] * (len(metrics) - 1)])
     for name, of_this_run, row in page.evaluations(run, beside):
         for scores in ("softmax", "odds", "logits"):
             if f"AP50 {scores}" in row:
                 own += [len(cells)] if of_this_run else []
-                cells.append([name, scores, *(row.get(f"{m} {scores}") for m in told)])
+                cells.append([name, scores, *(row.get(f"{metric} {scores}") for metric in metrics)])
     note = (
         "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points; AP75 at IoU "
         "0.75 and AP, the mean over IoU 0.5 to 0.95, are COCO's."
@@ -266,7 +266,7 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     if paper is not None:
         note += " The paper's rows: mmdetection, mean of three seeds."
     if config.target is not None:
-        note += f" The recipe expects {told[0]} of about {config.target:g}."
+        note += f" The recipe expects {metrics[0]} of about {config.target:g}."
     if config.data.counts == "any" and paper is not None:
         note += " The size of the data set was not checked: the rows may not compare."
     return page.table(header, cells, own=own) + f"<p>{escape(note)}</p>"
@@ -282,8 +282,8 @@ def _gradients(runs: dict[str, Path]) -> str:
             "cross entropy's": [(row["step"], row["logit_gradient_ce"]) for row in rows],
         }
         charts.append(chart(f"norm at the class logits: {name}", series, "step", smooth=True))
-    told = "Norm of the gradient of this loss, and of cross entropy, at the class logits of a batch."
-    return f'<div class="charts">{"".join(charts)}</div><p>{told}</p>'
+    note = "Norm of the gradient of this loss, and of cross entropy, at the class logits of a batch."
+    return f'<div class="charts">{"".join(charts)}</div><p>{note}</p>'
 
 
 def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
@@ -309,11 +309,13 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
     kept = {name: read_json_if_there(folder / "detections.json", Detections) for name, folder in names.items()}
     seen = {name: found for name, found in kept.items() if found}
     if seen and (run / "detections.json").is_file():
-        told = " ".join(f"{f'{name}: ' if beside else ''}{_shown_from(found)}" for name, found in seen.items())
+        shown_from = " ".join(
+            f"{f'{name}: ' if beside else ''}{_shown_from(found)}" for name, found in seen.items()
+        )
         marks = (
             "\u2713 green is right, \u2717 red is wrong, dashed yellow was missed, grey is of a difficult object."
         )
-        above = f"{_STYLE}<p>{escape(told)} {marks}</p>"
+        above = f"{_STYLE}<p>{escape(shown_from)} {marks}</p>"
         for heading, title in _HEADINGS.items():
             if list(seen.values())[-1][heading]:
                 out.append((title, above + _scenes(seen, heading)))

@@ -132,8 +132,8 @@ class RankerTask(Task):
     @classmethod
     def listing(cls) -> dict[str, dict[str, str]]:
         """Losses, a line each."""
-        ours = {name: told for name, (_, _, told) in losses.OURS.items()}
-        return {"loss": ours | {name: f"baseline: {told}" for name, (_, told) in losses.BASELINES.items()}}
+        ours = {name: line for name, (_, _, line) in losses.OURS.items()}
+        return {"loss": ours | {name: f"baseline: {line}" for name, (_, line) in losses.BASELINES.items()}}
 
     @classmethod
     def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
@@ -142,8 +142,10 @@ class RankerTask(Task):
         split = read(config.data)
         if split.names != notes["features"]:
             odd = sorted(set(split.names) ^ set(notes["features"]))
-            told = f"only one of them has {', '.join(odd[:5])}" if odd else "they are in another order"
-            raise UserError(f"--data: expected the {len(notes['features'])} features of the checkpoint, {told}")
+            difference = f"only one of them has {', '.join(odd[:5])}" if odd else "they are in another order"
+            raise UserError(
+                f"--data: expected the {len(notes['features'])} features of the checkpoint, {difference}"
+            )
         _require_relevant("test", split.test, config.relevant)
         network = rebuild(checkpoint).to(device)
         return measure(network, prepared(split.test, config, device), config)

@@ -174,8 +174,8 @@ def same_settings(folder: Path, config: Any, option: str) -> None:
     now = flat(config.model_dump(mode="json"))
     changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
     if changed:
-        told = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
-        raise UserError(f"{option}: {folder} was started with other settings: {told}")
+        differences = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
+        raise UserError(f"{option}: {folder} was started with other settings: {differences}")
 
 
 def seed_statistics(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -186,11 +186,11 @@ def sections(
             data += f"<p>The memory of {memory} batches is full from step {memory} on.</p>"
         out.append(("Data and embeddings", data))
     if examples := read_json_if_there(run / "examples.json", Examples):
-        told = (
+        intro = (
             "<p>A query and its nearest items with their class and similarity: green items are relevant to the "
             "query, red ones are not.</p>"
         )
         for name, heading in (("examples", "Retrieval examples"), ("hardest", "The hardest queries")):
             shown = "".join(_row(example) for example in examples[name])
-            out.append((heading, _STYLE + told + shown))
+            out.append((heading, _STYLE + intro + shown))
     return out

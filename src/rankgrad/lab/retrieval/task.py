@@ -160,8 +160,8 @@ class RetrievalTask(Task):
         def of(source: Source) -> str:
             return f"{len(source):,} {self.item} of {source.items.classes():,} classes"
 
-        told = f"trains on {of(self.source)}, tests on {of(self.query)}"
-        return told if self.gallery is None else f"{told}, which search {len(self.gallery):,} {self.item}"
+        counts = f"trains on {of(self.source)}, tests on {of(self.query)}"
+        return counts if self.gallery is None else f"{counts}, which search {len(self.gallery):,} {self.item}"
 
     def _length(self) -> str:
         network = "a pretrained network" if self.pretrained(self.config) else "a network from scratch"
@@ -169,7 +169,7 @@ class RetrievalTask(Task):
         return f"trains {network}: {steps}, lr={self.config.optim.lr:g}"
 
     def _warnings(self) -> list[str]:
-        told = []
+        warnings = []
         for use, source in (("training", self.source), ("test", self.query)):
             alone = source.items.alone() if source is self.source or self.gallery is None else []
             if alone:
@@ -179,14 +179,14 @@ class RetrievalTask(Task):
                 why = "relevant to no other item" if source is self.source else "not used as a query"
                 classes = f"{use} class" if len(alone) == 1 else f"{use} classes"
                 said = f"{len(alone)} {classes} with a single item ({why}): {shown}{more}"
-                told.append(f"{said}{self._other_split()}")
+                warnings.append(f"{said}{self._other_split()}")
         trained, tested = (set(source.items.renumbered().class_names) for source in (self.source, self.query))
         if both := len(trained & tested):
-            told.append(
+            warnings.append(
                 f"{both:,} of {len(tested):,} test classes are training classes too: the result does not show how "
                 f"{self.item} of new classes are found"
             )
-        return told
+        return warnings
 
     def _other_split(self) -> str:
         """How classes come to train or to test, where these settings choose them."""
@@ -195,15 +195,15 @@ class RetrievalTask(Task):
     def _doubts(self) -> list[str]:
         """Warnings about settings: too few steps, or a network from scratch with the rate of a pretrained one."""
         steps, rate = self.config.epochs * self.steps_per_epoch, self.config.optim.lr
-        told = []
+        doubts = []
         if steps < FEW_STEPS and self.config.epochs > 1:  # one epoch is a trial
             enough = -(-2 * FEW_STEPS // self.steps_per_epoch)
             begin = f"epochs={self.config.epochs} is {steps} steps in all"
-            told.append(f"{begin}, which may be too few: try epochs={enough}")
+            doubts.append(f"{begin}, which may be too few: try epochs={enough}")
         if rate < SCRATCH_LR / 30 and not self.pretrained(self.config):
             begin = f"lr={rate:g} is a learning rate for pretrained networks"
-            told.append(f"{begin}, and this one starts from scratch (weights=none): try lr={SCRATCH_LR:g}")
-        return told
+            doubts.append(f"{begin}, and this one starts from scratch (weights=none): try lr={SCRATCH_LR:g}")
+        return doubts
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The backbone, the layers behind it and the loss's own parameters, each at its own rate."""
