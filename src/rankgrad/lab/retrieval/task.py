@@ -237,7 +237,7 @@ class RetrievalTask(Task):
 
     def watch(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
         """Stop a run whose embeddings collapsed; say once where hardly any of them gets a gradient."""
-        return self._watch.see(rows)
+        return self._watch.read(rows)
 
     @classmethod
     def judge(
