@@ -22,7 +22,7 @@ from rankgrad.lab.report import page
 from rankgrad.lab.report.curves import COLOURS, chart
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import DataNotes, read_json_if_there
+from rankgrad.lab.training.run_files import data_notes, read_json_if_there
 from rankgrad.lab.vision.images import Store
 
 _SHOWN, _SIDE = 8, 320
@@ -293,8 +293,7 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
     if len(names) < len(folders):  # of the same name in different places
         names = {str(folder): folder for folder in folders}
     out = [("Result, %", _results(run, config, beside))]
-    notes = read_json_if_there(run / "data.json", DataNotes) or {}
-    if lines := notes.get("notes"):
+    if lines := data_notes(run).get("notes"):
         out.append(("Data", "".join(f"<p>{escape(line)}</p>" for line in lines)))
     by_class = {name: read_json_if_there(folder / "classes.json", ByClass) for name, folder in names.items()}
     by_class = {name: found for name, found in by_class.items() if found}

@@ -18,7 +18,7 @@ from rankgrad.lab.retrieval.config import RetrievalConfig
 from rankgrad.lab.retrieval.source import Source, Sources
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import DataNotes, read_json_if_there
+from rankgrad.lab.training.run_files import data_notes, read_json_if_there
 from rankgrad.metrics import RetrievalMetrics
 from rankgrad.pairs import unit_length
 
@@ -132,7 +132,7 @@ def _results(
     run: Path, config: RetrievalConfig, beside: Sequence[Path], rows: Sequence[tuple[str, Any]], note: str
 ) -> str:
     """R@K of this run, before training, the best evaluation and the last, beside published rows and other runs."""
-    headline = (read_json_if_there(run / "data.json", DataNotes) or {}).get("headline", "R@1")
+    headline = data_notes(run).get("headline", "R@1")
     metrics = [*(f"R@{k}" for k in config.recall_at), "mAP@R"]
     if headline not in metrics:  # NDCG of graded texts
         metrics = [headline, *metrics]
@@ -152,7 +152,7 @@ def _results(
 
 def _data(run: Path) -> str:
     """How much there is to train and to test on, the notes on it, and the spread of the embeddings."""
-    described = read_json_if_there(run / "data.json", DataNotes) or DataNotes()
+    described = data_notes(run)
     counts = described.get("counts", {})
     parts = [page.table(list(counts), [[f"{many:,}" for many in counts.values()]])] if counts else []
     parts += [f"<p>{escape(line)}</p>" for line in described.get("notes", [])]

@@ -130,6 +130,13 @@ def read_json_if_there(path: Path, kind: Any) -> Any:
     return read_json(path, kind) if path.is_file() else None
 
 
+def data_notes(run: Path) -> DataNotes:
+    """``data.json`` of a run, or of the first of several seeds; empty where there is none."""
+    files = [path for path in (run / "data.json", *sorted(run.glob("seed-*/data.json"))) if path.is_file()]
+    notes: DataNotes = read_json(files[0], DataNotes) if files else DataNotes()
+    return notes
+
+
 def _fault(error: ValidationError, name: str) -> UserError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])
