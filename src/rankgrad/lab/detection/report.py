@@ -1,5 +1,4 @@
-"""What a detection run adds to its report: results, AP by class, gradients, detections; alone or beside
-others."""
+"""What a detection run adds to its report: results, AP by class, gradients and detections, beside other runs'."""
 
 from __future__ import annotations
 
@@ -66,8 +65,9 @@ class ClassPrecisions(BaseModel):
     AP50: dict[str, Number | None]
 
 
-#: ``classes.json``: by the way of scoring.
 class ByClass(TypedDict):
+    """``classes.json``: by the way of scoring."""
+
     softmax: ClassPrecisions
     odds: ClassPrecisions
 

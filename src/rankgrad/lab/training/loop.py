@@ -1,5 +1,7 @@
-"""The training loop, for any task: exact to resume, equal on one process or several, stops at a loss that is not
-finite.
+"""The training loop, for any task.
+
+A resumed run equals one that was never stopped, a run in several processes equals one in a single process, and a
+loss that is not finite stops the run.
 
 Nothing random is carried from step to step: each step seeds the generators from (seed, step, process), and a batch
 is a function of the step. So the state to save is the step, the weights, the optimiser and the loss's own state.
