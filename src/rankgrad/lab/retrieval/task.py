@@ -48,8 +48,8 @@ def embed(
     return distributed.gather(torch.cat(parts).clone())
 
 
-class Judged(NamedTuple):
-    """An evaluation: per query, in percent, and the embeddings of queries and gallery."""
+class Evaluation(NamedTuple):
+    """The metrics of each query, their summary in percent, and the embeddings of queries and gallery."""
 
     metrics: RetrievalMetrics
     summary: dict[str, float]
@@ -169,17 +169,9 @@ class RetrievalTask(Task):
         return f"trains {network}: {steps}, lr={self.config.optim.lr:g}"
 
     def _warnings(self) -> list[str]:
-        warnings = []
-        for use, source in (("training", self.source), ("test", self.query)):
-            alone = source.items.alone() if source is self.source or self.gallery is None else []
-            if alone:
-                names = source.items.class_names
-                shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
-                more = ", ..." if len(alone) > 5 else ""
-                why = "relevant to no other item" if source is self.source else "not used as a query"
-                classes = f"{use} class" if len(alone) == 1 else f"{use} classes"
-                said = f"{len(alone)} {classes} with a single item ({why}): {shown}{more}"
-                warnings.append(f"{said}{self._other_split()}")
+        warnings = self._single_items("training", self.source, "relevant to no other item")
+        if self.gallery is None:
+            warnings += self._single_items("test", self.query, "not used as a query")
         trained, tested = (set(source.items.renumbered().class_names) for source in (self.source, self.query))
         if both := len(trained & tested):
             warnings.append(
@@ -187,6 +179,17 @@ class RetrievalTask(Task):
                 f"{self.item} of new classes are found"
             )
         return warnings
+
+    def _single_items(self, part: str, source: Source, why: str) -> list[str]:
+        """A warning about classes with a single item, if there are any; ``why`` they do not help."""
+        alone = source.items.alone()
+        if not alone:
+            return []
+        names = source.items.class_names
+        shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
+        more = ", ..." if len(alone) > 5 else ""
+        classes = f"{part} class" if len(alone) == 1 else f"{part} classes"
+        return [f"{len(alone)} {classes} with a single item ({why}): {shown}{more}{self._other_split()}"]
 
     def _other_split(self) -> str:
         """How classes come to train or to test, where these settings choose them."""
@@ -240,16 +243,16 @@ class RetrievalTask(Task):
         return self._watch.read(rows)
 
     @classmethod
-    def judge(
+    def evaluate_network(
         cls, network: nn.Module, sources: Sources, config: Any, progress: Callable[[int], None] = lambda done: None
-    ) -> Judged:
+    ) -> Evaluation:
         """Embed queries and gallery, and measure them."""
         queries = embed(network, sources.query, config.precision, progress=progress)
         done, gallery = len(queries), None
         if sources.gallery is not None:
             gallery = embed(network, sources.gallery, config.precision, progress=lambda n: progress(done + n))
         try:
-            return Judged(*cls.measure(queries, gallery, sources, config), queries, gallery)
+            return Evaluation(*cls.measure(queries, gallery, sources, config), queries, gallery)
         except NotANumberError as error:
             raise TrainingError(f"{error}: the network produced NaN or infinite embeddings") from None
 
@@ -266,7 +269,7 @@ class RetrievalTask(Task):
 
     def evaluate(self) -> dict[str, float]:
         """R@K, mAP@R and AP in percent."""
-        return self.judge(self.network, Sources(None, self.query, self.gallery), self.config).summary
+        return self.evaluate_network(self.network, Sources(None, self.query, self.gallery), self.config).summary
 
     def relevant(self, query: int, other: int) -> bool:
         """Whether a test item belongs to a query: row numbers of the queries and of the gallery."""
@@ -296,7 +299,7 @@ class RetrievalTask(Task):
         from rankgrad.lab.retrieval.report import write_examples
 
         sources = Sources(None, self.query, self.gallery)
-        found = self.judge(self.network, sources, self.config)
+        found = self.evaluate_network(self.network, sources, self.config)
         if distributed.process_index() == 0:
             write_examples(folder, found.metrics, found.queries, found.gallery, sources, self.relevant)
 
@@ -310,7 +313,7 @@ class RetrievalTask(Task):
         with log.progress("embedding", many, 0, show=True) as bar:
             if sources.query.items.class_names:  # neither pairs nor graded texts have classes
                 bar.say(f"tests on {len(sources.query):,} {cls.item} of {sources.query.items.classes():,} classes")
-            found = cls.judge(network, sources, config, bar.advance)
+            found = cls.evaluate_network(network, sources, config, bar.advance)
         if not bool((found.metrics.first > 0).any()):
             raise UserError("--data: expected classes with two test items at least, found none")
         return found.summary
