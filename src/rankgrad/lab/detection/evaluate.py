@@ -99,10 +99,10 @@ def _groups(counts: Tensor, objects: Sequence[Objects]) -> list[Tensor]:
     return [*groups, order[begin:].sort().values]
 
 
-def _voc_hits(overlap: Tensor, rows: Tensor, table: _Table, threshold: float) -> tuple[Tensor, Tensor]:
-    """Which detections (best first) are right, and which are neither right nor wrong."""
+def _voc_hits(overlap: Tensor, rows: Tensor, table: _Table) -> tuple[Tensor, Tensor]:
+    """Which detections (best first) are right at IoU 0.5, and which are neither right nor wrong."""
     most, best = overlap.max(1)
-    close = most >= threshold
+    close = most >= THRESHOLDS[0]
     neither = close & table.difficult[rows, best]
     owner = torch.where(close & ~neither, rows * table.boxes.shape[1] + best, -1)
     return _first_of_each(owner), neither
@@ -205,7 +205,7 @@ def evaluate(
         table = _Table([objects[number] for number in group.tolist()], classes)
         rows = table.row_of[torch.searchsorted(group, image[here]) * classes + label[here]]
         overlap = iou(boxes[here].unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
-        voc[:, here] = torch.stack(_voc_hits(overlap, rows, table, 0.5))
+        voc[:, here] = torch.stack(_voc_hits(overlap, rows, table))
         if protocol == "coco":
             crowds = shares(boxes[here].unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
             overlap = torch.where(table.difficult[rows], crowds, overlap)

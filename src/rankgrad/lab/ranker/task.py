@@ -22,6 +22,9 @@ from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import average_precision, ndcg, reciprocal_rank
 
+#: Items that are scored at a time.
+AT_ONCE = 2**18
+
 
 @read_once
 def read(config: Data) -> QuerySplits:
@@ -170,11 +173,11 @@ def rebuild(checkpoint: Checkpoint) -> model.Ranker:
     return network
 
 
-def score(network: nn.Module, queries: Queries, *, rows: int = 2**18) -> Tensor:
+def score(network: nn.Module, queries: Queries) -> Tensor:
     """The score of every item, ``[N]``."""
     network.eval()
     with torch.inference_mode():
-        return torch.cat([network(part) for part in queries.features.split(rows)])
+        return torch.cat([network(part) for part in queries.features.split(AT_ONCE)])
 
 
 def measure(network: nn.Module, queries: Queries, config: Config) -> dict[str, float]:

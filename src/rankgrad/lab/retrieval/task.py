@@ -23,6 +23,8 @@ from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
 
 #: A run of fewer steps in all is reported.
 FEW_STEPS = 50
+#: Items that are embedded at a time.
+AT_ONCE = 256
 
 
 def embed(
@@ -30,7 +32,6 @@ def embed(
     source: Source,
     precision: str,
     *,
-    batch: int = 256,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
     """Embeddings of all items of a source, not augmented, ``[N, dim]`` float32; processes share the work.
@@ -38,7 +39,8 @@ def embed(
     ``progress`` is called with the number of items done so far.
     """
     network.eval()
-    mine = torch.arange(len(source)).tensor_split(distributed.count())[distributed.process_index()].split(batch)
+    rows = torch.arange(len(source)).tensor_split(distributed.count())[distributed.process_index()]
+    mine = rows.split(AT_ONCE)
     parts = []
     with torch.inference_mode(), optim.autocast(precision, source.device):
         for at, now in enumerate(mine):
