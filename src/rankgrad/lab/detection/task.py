@@ -25,7 +25,7 @@ from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.seeding import step_generator
-from rankgrad.lab.training.task import Task
+from rankgrad.lab.training.task import Task, check_batch_size
 from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
 from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
@@ -187,9 +187,7 @@ class DetectionTask(Task):
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
         self.headline = f"{'AP' if config.protocol() == 'coco' else 'AP50'} {config.scoring()}"
-        if config.batch.size % distributed.count():
-            several = f"a multiple of the {distributed.count()} processes"
-            raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
+        check_batch_size(config.batch.size)
         model.backbone(config.model)  # a wrong name or file of weights is an error before the data is read
         train, self.test, self.classes = read_sources(config.data, config.view.longest(), device)
         assert train is not None

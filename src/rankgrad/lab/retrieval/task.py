@@ -18,7 +18,7 @@ from rankgrad.lab.retrieval.source import Draw, Source, Sources
 from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.errors import TrainingError, UserError
-from rankgrad.lab.training.task import Task
+from rankgrad.lab.training.task import Task, check_batch_size
 from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
 
 #: A run of fewer steps in all is reported.
@@ -94,9 +94,7 @@ class RetrievalTask(Task):
                 f"{found}{self._other_split()}"
             )
         self.batch, fitted = batches.fitted(config.batch, train.items, distributed.count())
-        if self.batch.size % distributed.count():
-            several = f"a multiple of the {distributed.count()} processes"
-            raise UserError(f"batch.size: expected {several}, received {self.batch.size}")
+        check_batch_size(self.batch.size)
         self.sampler = batches.sampler_of(self.batch, train.items, config.seed)
         self.steps_per_epoch = len(self.sampler)
         self.items_per_step = self.batch.size
