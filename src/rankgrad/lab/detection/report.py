@@ -127,21 +127,28 @@ def write_examples(
         for name, one in metrics.items()
     }
     write_text(folder / "classes.json", json.dumps(table))
-    judged, objects = metrics[scores], source.scenes.objects
+    shown, judged, objects = found[scores], metrics[scores], source.scenes.objects
     rows = [row for row, o in enumerate(objects) if bool((~o.difficult).any())]
+    right = math.isfinite(judged.threshold)  # whether any detection is
+    threshold = judged.threshold if right else _threshold_for(shown, len(rows))
     shuffled = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-    chosen = {"examples": sorted(rows[i] for i in shuffled[:_SHOWN])}
-    right = math.isfinite(judged.threshold)
-    every = torch.cat([one["scores"] for one in found[scores]])
-    surest = every.topk(min(len(every), len(rows))).values  # on average one on an image
-    threshold = judged.threshold if right else float(surest.min()) if len(surest) else 0.0
-    wrong = {row: _best_wrong(found[scores][row], judged, row) for row in range(len(objects))}
-    seen = [row for row in wrong if wrong[row] >= threshold]
-    chosen["hardest"] = sorted(seen, key=lambda row: -wrong[row])[: _SHOWN // 2]
-    written: dict[str, Any] = {"threshold": threshold, "scores": scores, "right": right}
-    for heading, kept in chosen.items():
-        written[heading] = [_scene(source, row, classes, found[scores][row], judged, threshold) for row in kept]
+    examples = sorted(rows[i] for i in shuffled[:_SHOWN])
+    wrong = {row: _best_wrong(shown[row], judged, row) for row in range(len(objects))}
+    hardest = sorted((row for row in wrong if wrong[row] >= threshold), key=lambda row: -wrong[row])
+
+    def scenes(rows: list[int]) -> list[dict[str, Any]]:
+        return [_scene(source, row, classes, shown[row], judged, threshold) for row in rows]
+
+    written = {"threshold": threshold, "scores": scores, "right": right}
+    written |= {"examples": scenes(examples), "hardest": scenes(hardest[: _SHOWN // 2])}
     write_text(folder / "detections.json", json.dumps(written))
+
+
+def _threshold_for(detections: list[dict[str, torch.Tensor]], count: int) -> float:
+    """The score that so many detections reach, the most confident ones; 0 if there are none."""
+    scores = torch.cat([one["scores"] for one in detections])
+    best = scores.topk(min(len(scores), count)).values
+    return float(best.min()) if len(best) else 0.0
 
 
 def _percent(values: torch.Tensor) -> list[float | None]:
