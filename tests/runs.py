@@ -17,13 +17,11 @@ def cli(*arguments):
     return caught.value.code
 
 
-def told(*arguments):
+def message_of(*arguments):
     """The message of a command that fails: one line."""
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    assert isinstance(caught.value.code, str) and caught.value.code.startswith("rankgrad: "), caught.value.code
-    assert "\n" not in caught.value.code
-    return caught.value.code
+    message = cli(*arguments)
+    assert isinstance(message, str) and message.startswith("rankgrad: ") and "\n" not in message, message
+    return message
 
 
 def rows(folder, name="steps"):

@@ -159,7 +159,7 @@ def per_row(name: str, value: object, embeddings_name: str, embeddings: Tensor) 
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, float) and not isinstance(value, bool):  # also what torch.compile makes of them
+    if isinstance(value, float):  # also what torch.compile makes of them
         return value
     if isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_):  # integers, NumPy's
         try:

@@ -28,7 +28,7 @@ from rankgrad.lab.vision import decoding
 from rankgrad.lab.vision.images import Store
 
 import images
-from runs import told
+from runs import message_of
 
 CPU = torch.device("cpu")
 
@@ -254,11 +254,13 @@ def test_sorters_of_another_kind(tmp_path):
     ],
 )
 def test_absurd_settings(tmp_path, setting, message):
-    assert message in told("train", "digits", "evaluate_first=false", *setting.split(), "--out", tmp_path / "a")
+    assert message in message_of(
+        "train", "digits", "evaluate_first=false", *setting.split(), "--out", tmp_path / "a"
+    )
 
 
 def test_homes_that_are_not_there(tmp_path):
-    assert "~" in told("train", "folder", "--data", "~nobody-of-this-name/x", "--out", tmp_path / "a")
+    assert "~" in message_of("train", "folder", "--data", "~nobody-of-this-name/x", "--out", tmp_path / "a")
 
 
 def test_what_errors_of_torch_mean():
@@ -280,7 +282,7 @@ def test_out_of_memory_is_one_line(tmp_path, monkeypatch):
     from rankgrad.lab.training.loop import Trainer
 
     monkeypatch.setattr(Trainer, "_train_one", lambda self, network: torch.empty(2**60))
-    line = told("train", "digits", "evaluate_first=false", "--out", tmp_path / "a")
+    line = message_of("train", "digits", "evaluate_first=false", "--out", tmp_path / "a")
     assert line.startswith("rankgrad: out of memory; lower the batch size")
 
 

@@ -296,21 +296,21 @@ def test_classes_of_one_image_say_who_chose_them(tmp_path):
     root = images.folder_set(tmp_path / "data", classes=3, each=2)
     for name in ("x", "y", "z"):
         images.image(root / name / "0.png", 7, 0)
-    told = ImageTask(recipes.load("folder", [*TINY, f"data.root={root}"])[1], torch.device("cpu")).told
-    (line,) = [line for line in told if "single item" in line and "test classes" in line]
+    notes = ImageTask(recipes.load("folder", [*TINY, f"data.root={root}"])[1], torch.device("cpu")).notes
+    (line,) = [line for line in notes if "single item" in line and "test classes" in line]
     assert line.endswith("; data.test_share and data.split_seed choose the classes to test on")
     for part in ("train", "test"):
         shutil.copytree(root, tmp_path / "split" / part)
     split = recipes.load("folder", [*TINY, f"data.root={tmp_path / 'split'}"])[1]
-    assert not any("split_seed" in line for line in ImageTask(split, torch.device("cpu")).told)
+    assert not any("split_seed" in line for line in ImageTask(split, torch.device("cpu")).notes)
 
 
 def test_a_pooling_that_cannot_be_replaced_is_told(tmp_path):
     root = images.folder_set(tmp_path / "data", classes=4, each=4)
-    for more, told in ((["pooling=auto"], True), (["pooling=own"], False), (["backbone=resnet18"], False)):
+    for more, noted in ((["pooling=auto"], True), (["pooling=own"], False), (["backbone=resnet18"], False)):
         settings = [*TINY, f"data.root={root}", "view.resize=32", "view.crop=32", *more]
         task = ImageTask(recipes.load("folder", settings)[1], torch.device("cpu"))
-        assert ("tiny keeps its own pooling, which avg+max cannot replace" in task.told) == told
+        assert ("tiny keeps its own pooling, which avg+max cannot replace" in task.notes) == noted
 
 
 def test_what_is_read_is_what_is_on_disk(tmp_path):

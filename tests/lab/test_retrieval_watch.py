@@ -44,21 +44,21 @@ def steps(spreads, still=0.0, loss=1.0):
 
 def test_a_collapse_is_an_error_with_advice():
     seen = watch.Watch("", 1000)
-    assert seen.see(steps([0.4] * 40)) == []
+    assert seen.read(steps([0.4] * 40)) == []
     with pytest.raises(UserError, match=r"collapsed at step 1[12]\d .* 0\.400 to 0\.0010\. .*lower lr.*memory"):
-        seen.see(steps([0.001] * 200))
+        seen.read(steps([0.001] * 200))
     low = watch.Watch("", 1000)  # an untrained network starts low, and may rise
-    assert low.see(steps([0.001] * 30 + [0.002] * 30 + [0.3] * 30)) == []
+    assert low.read(steps([0.001] * 30 + [0.002] * 30 + [0.3] * 30)) == []
     short = watch.Watch("", 1000)  # embeddings that part again have not collapsed
-    assert short.see(steps([0.4] * 20 + [0.0001] * 100 + [0.1] * 20)) == []
+    assert short.read(steps([0.4] * 20 + [0.0001] * 100 + [0.1] * 20)) == []
 
 
 @pytest.mark.parametrize("total", [15, 40, 75])
 def test_a_collapse_in_a_short_run(total):
     """One that is over before a long run's patience would be."""
     with pytest.raises(UserError, match=r"the embeddings collapsed at step"):
-        watch.Watch("", total).see(steps([0.4] * 4 + [0.001] * (total - 4)))
-    assert watch.Watch("", total).see(steps([0.4] * 4 + [0.001] * 9 + [0.3] * (total - 13))) == []
+        watch.Watch("", total).read(steps([0.4] * 4 + [0.001] * (total - 4)))
+    assert watch.Watch("", total).read(steps([0.4] * 4 + [0.001] * 9 + [0.3] * (total - 13))) == []
 
 
 def test_a_run_whose_embeddings_collapse_stops(tmp_path, monkeypatch):
@@ -89,13 +89,13 @@ def test_a_run_that_goes_on_remembers_how_spread_it_was(tmp_path, monkeypatch):
 
 def test_no_gradient_is_said_once():
     seen = watch.Watch(watch.advice("recall", {"lam": 0.2}), 1000)
-    said = seen.see(steps([0.4] * 60, still=0.99, loss=0.5))
-    assert len(said) == 1 and seen.see(steps([0.4] * 60, still=0.99)) == []
+    said = seen.read(steps([0.4] * 60, still=0.99, loss=0.5))
+    assert len(said) == 1 and seen.read(steps([0.4] * 60, still=0.99)) == []
     assert said[0].startswith("step 20: 99% of the embeddings get no gradient, the loss is 0.5; ")
     assert "loss.margin" in said[0] and "loss.lam" in said[0]
     assert "loss.threshold" in watch.advice("proxy", {})
     assert "loss.window" in watch.advice("ap", {}) and "miner" in watch.advice("pml:TripletMarginLoss", {})
-    assert watch.Watch("", 1000).see(steps([0.4] * 60, still=0.9)) == []
+    assert watch.Watch("", 1000).read(steps([0.4] * 60, still=0.9)) == []
 
 
 def test_a_loss_that_reaches_nothing_is_reported(tmp_path, capsys):
@@ -192,17 +192,17 @@ def test_too_few_steps_and_rates_that_are_none_are_told(tmp_path):
     root = images.folder_set(tmp_path / "data", classes=20, each=8)
     settings = [*SMALL, f"data.root={root}", "weights=none"]
 
-    def told(*more):
+    def notes(*more):
         _, config = recipes.load("folder", [*settings, *more])
-        return " ".join(ImageTask(config, torch.device("cpu")).told)
+        return " ".join(ImageTask(config, torch.device("cpu")).notes)
 
-    said = told("epochs=15", "lr=3e-5")
+    said = notes("epochs=15", "lr=3e-5")
     assert "epochs=15 is 30 steps in all, which may be too few: try epochs=50" in said
     assert (
         "lr=3e-05 is a learning rate for pretrained networks, and this one starts from scratch (weights=none)"
         in said
     )
-    assert not {"steps", "rate"} & set(told("epochs=30", "lr=3e-4").split())
+    assert not {"steps", "rate"} & set(notes("epochs=30", "lr=3e-4").split())
 
 
 def test_rate_and_epochs_follow_from_the_weights(tmp_path):
@@ -220,11 +220,11 @@ def test_rate_and_epochs_follow_from_the_weights(tmp_path):
     root = images.folder_set(tmp_path / "data", classes=20, each=8)
     settings = [word for word in SMALL if not word.startswith("lr=")]
     _, config = recipes.load("folder", [*settings, f"data.root={root}"])
-    told = ImageTask(config, torch.device("cpu")).told
-    assert "trains a network from scratch: 90 epochs x 2 steps, lr=0.003" in told
+    notes = ImageTask(config, torch.device("cpu")).notes
+    assert "trains a network from scratch: 90 epochs x 2 steps, lr=0.003" in notes
     _, config = recipes.load("folder", [*settings, f"data.root={root}", "view.test_crop=16"])
-    told = ImageTask(config, torch.device("cpu")).told
-    assert any(line.endswith("lr=0.003, crops of 12 pixels, tested at 16 (view.test_crop)") for line in told)
+    notes = ImageTask(config, torch.device("cpu")).notes
+    assert any(line.endswith("lr=0.003, crops of 12 pixels, tested at 16 (view.test_crop)") for line in notes)
     with pytest.raises(UserError, match=r"^epochs: .*received 'auto'$"):
         recipes.load("voc07", ["epochs=auto"])
 

@@ -18,7 +18,7 @@ from rankgrad.lab.training import checkpoint, log
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.loop import Trainer
 
-from runs import rows, stop_after, told
+from runs import message_of, rows, stop_after
 
 SHORT = ["epochs=1", "save_minutes=0", "evaluate_first=false", "device=cpu"]
 
@@ -101,7 +101,7 @@ def test_a_damaged_state_offers_the_one_before(tmp_path, monkeypatch):
             run.run("digits", SHORT, out=str(tmp_path / "cut"))
     cut = tmp_path / "cut"
     flipped(cut / "state.pt", 8 * 4000)
-    message = told("train", cut, "--resume")
+    message = message_of("train", cut, "--resume")
     assert message == (
         f"rankgrad: --resume: {cut}/state.pt is damaged (its checksum does not match its content); --resume "
         "--previous continues from the checkpoint before it, of step 4"
@@ -116,16 +116,16 @@ def test_a_damaged_state_offers_the_one_before(tmp_path, monkeypatch):
 def test_two_damaged_states_are_both_refused(copied):
     for name in ("state.pt", "state.previous.pt"):
         flipped(copied / name, 8 * 4000)
-    assert "the previous checkpoint is missing or damaged" in told("train", copied, "--resume")
-    assert f"{copied}/state.previous.pt is damaged" in told("train", copied, "--resume", "--previous")
+    assert "the previous checkpoint is missing or damaged" in message_of("train", copied, "--resume")
+    assert f"{copied}/state.previous.pt is damaged" in message_of("train", copied, "--resume", "--previous")
     (copied / "state.previous.pt").unlink()
-    assert "--previous: there is no checkpoint" in told("train", copied, "--resume", "--previous")
-    assert "--previous: expected --resume" in told("train", copied, "--previous")
+    assert "--previous: there is no checkpoint" in message_of("train", copied, "--resume", "--previous")
+    assert "--previous: expected --resume" in message_of("train", copied, "--previous")
 
 
 def test_a_damaged_best_checkpoint_is_reported_before_training(copied, monkeypatch):
     flipped(copied / "best.safetensors", 8 * 5000)
-    assert f"{copied}/best.safetensors is damaged" in told("train", copied, "--resume")
+    assert f"{copied}/best.safetensors is damaged" in message_of("train", copied, "--resume")
 
 
 def test_a_file_system_without_hard_links(tmp_path, monkeypatch):
@@ -262,3 +262,12 @@ def test_a_run_killed_between_an_evaluation_and_its_checkpoint(tmp_path, monkeyp
     cut, _ = run.run("digits", settings, out=str(tmp_path / "cut"), resume=True)
     assert rows(cut, "evaluations") == rows(whole, "evaluations") and rows(cut) == rows(whole)
     assert (cut / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()
+
+
+def test_the_notes_of_older_runs_are_read(copied):
+    """They are called ``told`` in their ``data.json``."""
+    notes = json.loads((copied / "data.json").read_text())
+    line = notes["notes"][0]
+    notes["told"] = notes.pop("notes")
+    (copied / "data.json").write_text(json.dumps(notes))
+    assert line in run.write_report(copied).read_text()

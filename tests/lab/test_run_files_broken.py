@@ -9,7 +9,7 @@ from rankgrad.lab import recipes
 from rankgrad.lab.training import checkpoint, log
 from rankgrad.lab.training.errors import printable
 
-from runs import told
+from runs import message_of
 
 BROKEN = {
     "config.yaml": [
@@ -49,7 +49,7 @@ BROKEN = {
 @pytest.mark.parametrize(("name", "content"), [(name, c) for name, all_of in BROKEN.items() for c in all_of])
 def test_broken_run_files_are_one_line_that_names_them(copied, name, content):
     (copied / name).write_bytes(content)
-    message = told("report", copied)
+    message = message_of("report", copied)
     assert str(copied / name) in message
     assert "\n" not in message and len(message) < len(str(copied)) + 300
 
@@ -60,14 +60,14 @@ def test_broken_seeds(tmp_path):
     for content in (b"{}", b'[{"metric": 1}]', b"\xff"):
         (tmp_path / "seeds.json").write_bytes(content)
         (tmp_path / "seed-0" / "config.yaml").write_bytes(recipes.recipe_text("digits").encode())
-        assert f"{tmp_path}/seeds.json" in told("report", tmp_path)
+        assert f"{tmp_path}/seeds.json" in message_of("report", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "machine.json", "steps.csv", "evaluations.csv"])
 def test_broken_run_files_are_reported_when_a_run_resumes(copied, name):
     for content in BROKEN[name][:5]:
         (copied / name).write_bytes(content)
-        assert str(copied / name) in told("train", copied, "--resume")
+        assert str(copied / name) in message_of("train", copied, "--resume")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_broken_run_files_are_reported_when_a_run_resumes(copied, name):
 def test_states_of_another_kind(copied, state):
     (copied / "state.previous.pt").unlink()
     checkpoint.save_state(copied / "state.pt", state)
-    message = told("train", copied, "--resume")
+    message = message_of("train", copied, "--resume")
     assert f"{copied}/state.pt" in message and "\n" not in message
 
 
@@ -96,13 +96,13 @@ WRONG = [({"step": -1}, "step"), ({"step": "x"}, "step"), ({"result": {"last": {
 def test_a_state_with_a_wrong_value_is_told_with_its_place(copied, change, place):
     """The weights of this one fit."""
     checkpoint.save_state(copied / "state.pt", checkpoint.load_state(copied / "state.pt") | change)
-    assert f"{copied}/state.pt: {place}: " in told("train", copied, "--resume")
+    assert f"{copied}/state.pt: {place}: " in message_of("train", copied, "--resume")
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04", b"x" * 5000])
 def test_states_that_are_none(copied, content):
     (copied / "state.pt").write_bytes(content)
-    assert f"{copied}/state.pt is damaged" in told("train", copied, "--resume")
+    assert f"{copied}/state.pt is damaged" in message_of("train", copied, "--resume")
 
 
 @pytest.mark.parametrize("metadata", ["no JSON", "3", "{}", '{"config": 3, "metrics": {}}', '{"config": {}}'])
@@ -112,13 +112,13 @@ def test_metadata_of_another_kind(tmp_path, metadata, monkeypatch):
         json, "dumps", lambda value, _dumps=json.dumps, **k: metadata if value == 7 else _dumps(value, **k)
     )
     checkpoint.save_weights(path, torch.nn.Linear(2, 3), 7)
-    message = told("eval", path)
+    message = message_of("eval", path)
     assert f"RUN: {path}, metadata: " in message and "\n" not in message
 
 
 def test_a_checkpoint_without_a_task(tmp_path):
     checkpoint.save_weights(tmp_path / "a.safetensors", torch.nn.Linear(2, 3), {"config": {}, "metrics": {}})
-    assert "task: unknown value None" in told("eval", tmp_path / "a.safetensors")
+    assert "task: unknown value None" in message_of("eval", tmp_path / "a.safetensors")
 
 
 def test_yaml_bombs_are_refused_at_once(tmp_path):
@@ -128,7 +128,7 @@ def test_yaml_bombs_are_refused_at_once(tmp_path):
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     (tmp_path / "bomb.yaml").write_text("\n".join(lines))
     begin = time.monotonic()
-    message = told("train", tmp_path / "bomb.yaml")
+    message = message_of("train", tmp_path / "bomb.yaml")
     assert f"{tmp_path}/bomb.yaml" in message and "line 2" in message and "alias" in message
     assert time.monotonic() - begin < 5
 
@@ -136,7 +136,7 @@ def test_yaml_bombs_are_refused_at_once(tmp_path):
 def test_names_with_escape_sequences(tmp_path, capfd):
     evil = "\x1b[2J\x07\u202eevil\udcff\n"
     assert printable(evil) == "\\x1b[2J\\x07\\u202eevil\\udcff\\n"
-    message = told("train", tmp_path / evil)
+    message = message_of("train", tmp_path / evil)
     assert "\n" not in message and "\x1b" not in message and "\\x1b[2J" in message
     with log.progress(f"{evil}{{x}}[bold]", 3, 0, show=True) as bar:
         bar.say(f"skipped {evil} [red]")

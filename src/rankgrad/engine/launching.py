@@ -131,6 +131,7 @@ class Launcher:
 
 
 def triton_version() -> str:
+    """The version of Triton that is installed."""
     import triton
 
     return str(triton.__version__)

@@ -33,9 +33,12 @@ class Layout(ABC):
     def cumulated(self, values: Tensor) -> Tensor:
         """Sums of everything up to and including an item, within its list."""
 
-    @abstractmethod
     def sorted_by(self, keys: list[Tensor]) -> Tensor:
         """The order of items within lists: by the last key, then by the one before it, then by index."""
+        order = torch.argsort(keys[0], dim=-1, stable=True)
+        for key in keys[1:]:
+            order = order.gather(-1, torch.argsort(key.gather(-1, order), dim=-1, stable=True))
+        return order
 
     @abstractmethod
     def places(self, order: Tensor) -> Tensor:
@@ -76,12 +79,6 @@ class Rows(Layout):
     def cumulated(self, values: Tensor) -> Tensor:
         return values.cumsum(-1)
 
-    def sorted_by(self, keys: list[Tensor]) -> Tensor:
-        order = torch.argsort(keys[0], dim=-1, stable=True)
-        for key in keys[1:]:
-            order = order.gather(-1, torch.argsort(key.gather(-1, order), dim=-1, stable=True))
-        return order
-
     def places(self, order: Tensor) -> Tensor:
         return torch.arange(1, order.shape[-1] + 1, device=order.device).expand(order.shape)
 
@@ -116,10 +113,7 @@ class Ragged(Layout):
         return sums[:, 1:] - sums.gather(-1, self.offsets[:, :-1]).gather(-1, self.list_of)
 
     def sorted_by(self, keys: list[Tensor]) -> Tensor:
-        order = torch.argsort(keys[0], dim=-1, stable=True)
-        for key in [*keys[1:], self.list_of]:
-            order = order.gather(-1, torch.argsort(key.gather(-1, order), dim=-1, stable=True))
-        return order
+        return super().sorted_by([*keys, self.list_of])
 
     def places(self, order: Tensor) -> Tensor:
         return self._index - self.per_item(self.offsets[:, :-1]) + 1

@@ -91,10 +91,10 @@ def main(arguments: list[str] | None = None) -> Any:
             print("rankgrad: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except (MemoryError, RuntimeError, ValueError) as error:
-        told = meaning_of(error)
-        if told is None:
+        meaning = meaning_of(error)
+        if meaning is None:
             raise
-        sys.exit(f"rankgrad: {told}")
+        sys.exit(f"rankgrad: {meaning}")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "rankgrad"):

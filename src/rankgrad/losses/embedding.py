@@ -17,7 +17,7 @@ from rankgrad.reach import Margin, margin_of, reach_of, text_of
 
 
 class EmbeddingLoss(nn.Module):
-    """Base of :class:`RecallLoss` and :class:`AveragePrecisionLoss`: a loss on lists made from embeddings.
+    """Base of the losses on embeddings: a loss on lists made from a batch, and from its memory.
 
     A subclass defines :attr:`form`, and may add forces in :meth:`spec`.
     """

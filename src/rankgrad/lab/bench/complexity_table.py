@@ -75,7 +75,7 @@ def complexity(
     text = ""
     numbers: dict[str, Any] = {}
     for place in places:
-        where, told = torch.device(place), machine.summary(torch.device(place))
+        where, summary = torch.device(place), machine.summary(torch.device(place))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             rows = len(names) or len(measured.contenders())
             task = progress.add_task(place, total=rows * len(lengths))
@@ -83,9 +83,9 @@ def complexity(
             for curves, name, n in measured.measure(where, lengths, limit=seconds, names=names or None):
                 progress.update(task, advance=1, description=f"{place}: {curves[name].label}, n = {short(n)}")
         found = list(curves.values())
-        show(console, f"{told}: forward + backward, one list of n scores, 1 % relevant", found, lengths)
-        text += f"\n## {told}\n\n{tables.markdown(times(found, lengths))}\n\n{tables.markdown(growth(found))}\n"
-        numbers[place] = {"machine": told, "curves": [dataclasses.asdict(curve) for curve in found]}
+        show(console, f"{summary}: forward + backward, one list of n scores, 1 % relevant", found, lengths)
+        text += f"\n## {summary}\n\n{tables.markdown(times(found, lengths))}\n\n{tables.markdown(growth(found))}\n"
+        numbers[place] = {"machine": summary, "curves": [dataclasses.asdict(curve) for curve in found]}
     today = tables.today()
     everything = {"date": today, "command": tables.command(), "seconds": seconds, "devices": numbers}
     if markdown:

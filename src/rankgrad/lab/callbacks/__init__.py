@@ -7,6 +7,7 @@ module that is installed or in the current folder. ``steps.csv`` and ``evaluatio
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -68,10 +69,10 @@ def _class(name: str) -> type[Callback]:
     return found
 
 
-def told(row: Mapping[str, float], part: str) -> dict[str, float]:
-    """``{"train/loss": 0.3, ...}``: what is known in a row, without step and epoch."""
+def scalars(row: Mapping[str, float], part: str) -> dict[str, float]:
+    """``{"train/loss": 0.3, ...}``: the numbers of a row that are not NaN, without step and epoch."""
     return {
         f"{part}/{name}": value
         for name, value in row.items()
-        if name not in ("step", "epoch") and value == value  # not NaN
+        if name not in ("step", "epoch") and not math.isnan(value)
     }

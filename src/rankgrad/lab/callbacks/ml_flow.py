@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankgrad.lab.callbacks import Callback, told
+from rankgrad.lab.callbacks import Callback, scalars
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.config import flat
 
@@ -33,7 +33,7 @@ class MLflow(Callback):
     def log(self, part: str, rows: Sequence[Mapping[str, float]]) -> None:
         """Add the numbers; names may not have an ``@`` there: ``R@1`` is ``R_at_1``."""
         for row in rows:
-            numbers = {name.replace("@", "_at_"): value for name, value in told(row, part).items()}
+            numbers = {name.replace("@", "_at_"): value for name, value in scalars(row, part).items()}
             self._mlflow.log_metrics(numbers, step=int(row["step"]))
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankgrad.lab.callbacks import Callback, told
+from rankgrad.lab.callbacks import Callback, scalars
 from rankgrad.lab.training.checkpoint import not_written
 from rankgrad.lab.training.errors import UserError
 
@@ -29,7 +29,7 @@ class TensorBoard(Callback):
             print("callbacks: tensorboard is not installed (pip install tensorboard), its files are not written")
             return
         self._folder = folder / "tensorboard"
-        with self._told():
+        with self._write_errors():
             self._board = SummaryWriter(self._folder, purge_step=step + 1)
         threading.excepthook = self._in_a_thread
 
@@ -37,16 +37,16 @@ class TensorBoard(Callback):
         """Add the scalars."""
         if self._board is None:
             return
-        with self._told():
+        with self._write_errors():
             for row in rows:
-                for name, value in told(row, part).items():
+                for name, value in scalars(row, part).items():
                     self._board.add_scalar(name, value, int(row["step"]))
 
     def end(self) -> None:
         """Flush what is still waiting."""
         threading.excepthook = self._hook
         if self._board is not None:
-            with self._told():
+            with self._write_errors():
                 self._board.close()
 
     def _in_a_thread(self, error: threading.ExceptHookArgs) -> None:
@@ -55,12 +55,15 @@ class TensorBoard(Callback):
             self._hook(error)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
+        """Make an error of writing the files one of the user's."""
         try:
             yield
         except UnicodeEncodeError:
-            told = "TensorBoard writes to folders whose names are UTF-8; callbacks=[] does without it"
-            raise UserError(f"--out: {self._folder}: {told}") from None
+            raise UserError(
+                f"--out: {self._folder}: TensorBoard writes to folders whose names are UTF-8; callbacks=[] does "
+                "without it"
+            ) from None
         except OSError as error:
             self._board = None
             raise not_written(self._folder, error, 4096) from None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankgrad.lab.callbacks import Callback, told
+from rankgrad.lab.callbacks import Callback, scalars
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.errors import UserError
 
@@ -43,7 +43,7 @@ class WeightsAndBiases(Callback):
     def log(self, part: str, rows: Sequence[Mapping[str, float]]) -> None:
         """Add the numbers."""
         for row in rows:
-            self._run.log({**told(row, part), "step": int(row["step"]), "epoch": row["epoch"]})
+            self._run.log({**scalars(row, part), "step": int(row["step"]), "epoch": row["epoch"]})
 
     def end(self) -> None:
         """Wait until all is sent."""

@@ -143,7 +143,7 @@ def _row(folder: Path, image: _Image, objects: list[tuple[int, _Object]], catego
         if kind is None:
             return source, name, f"{name}: annotations.{number}: there is no category {one['category_id']}"
         if left >= width or top >= height or left + wide < 0 or top + high < 0:
-            told = f"a box of {kind} with nothing of the {width:g} x {height:g} pixels in it"
-            return source, name, f"{name}: annotations.{number}: {told} ({left:g}, {top:g}, {wide:g}, {high:g})"
+            fault = f"a box of {kind} with nothing of the {width:g} x {height:g} pixels in it"
+            return source, name, f"{name}: annotations.{number}: {fault} ({left:g}, {top:g}, {wide:g}, {high:g})"
         out.append((kind, [left, top, left + wide, top + high], one.get("iscrowd", False)))
     return source, name, Annotation(out, (width, height))

@@ -99,10 +99,10 @@ def _groups(counts: Tensor, objects: Sequence[Objects]) -> list[Tensor]:
     return [*groups, order[begin:].sort().values]
 
 
-def _voc_hits(overlap: Tensor, rows: Tensor, table: _Table, threshold: float) -> tuple[Tensor, Tensor]:
-    """Which detections (best first) are right, and which are neither right nor wrong."""
+def _voc_hits(overlap: Tensor, rows: Tensor, table: _Table) -> tuple[Tensor, Tensor]:
+    """Which detections (best first) are right at IoU 0.5, and which are neither right nor wrong."""
     most, best = overlap.max(1)
-    close = most >= threshold
+    close = most >= THRESHOLDS[0]
     neither = close & table.difficult[rows, best]
     owner = torch.where(close & ~neither, rows * table.boxes.shape[1] + best, -1)
     return _first_of_each(owner), neither
@@ -141,10 +141,10 @@ def _coco_hits(overlap: Tensor, rows: Tensor, table: _Table) -> tuple[Tensor, Te
     return right, neither
 
 
-def _precision_recall(right: Tensor, neither: Tensor, positives: int) -> tuple[Tensor, Tensor]:
-    """Precision and recall after each detection that counts, best first."""
-    right = right[~neither].double()
-    true = right.cumsum(0)
+def _precision_recall(hits: Tensor, positives: int) -> tuple[Tensor, Tensor]:
+    """Precision and recall after each detection that counts; ``hits [2, D]``, best first: right, and neither."""
+    right, neither = hits
+    true = right[~neither].double().cumsum(0)
     return true / torch.arange(1, len(true) + 1, device=true.device), true / positives
 
 
@@ -197,37 +197,50 @@ def evaluate(
     order = scores.argsort(descending=True, stable=True)
     order = order[label[order].argsort(stable=True)]  # by class, best first
     image, label, boxes = image[order], label[order], boxes[order]
-    voc, voc_neither = (torch.zeros(len(order), dtype=torch.bool) for _ in range(2))
-    coco, coco_neither = (torch.zeros(len(THRESHOLDS), len(order), dtype=torch.bool) for _ in range(2))
+    # Which detections are right, and which neither right nor wrong.
+    voc = torch.zeros(2, len(order), dtype=torch.bool)
+    coco = torch.zeros(2, len(THRESHOLDS), len(order), dtype=torch.bool)
     for group in _groups(counts, objects):
         here = torch.isin(image, group).nonzero().flatten()
         table = _Table([objects[number] for number in group.tolist()], classes)
         rows = table.row_of[torch.searchsorted(group, image[here]) * classes + label[here]]
         overlap = iou(boxes[here].unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
-        voc[here], voc_neither[here] = _voc_hits(overlap, rows, table, 0.5)
+        voc[:, here] = torch.stack(_voc_hits(overlap, rows, table))
         if protocol == "coco":
             crowds = shares(boxes[here].unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
             overlap = torch.where(table.difficult[rows], crowds, overlap)
-        coco[:, here], coco_neither[:, here] = _coco_hits(overlap, rows, table)
-    count = torch.bincount(torch.cat([o.labels[~o.difficult] for o in objects]) - 1, minlength=classes)
-
-    area, eleven = (torch.full((classes,), torch.nan, dtype=torch.float64) for _ in range(2))
-    levels = torch.full((len(THRESHOLDS), classes), torch.nan, dtype=torch.float64)
+        coco[..., here] = torch.stack(_coco_hits(overlap, rows, table))
+    positives = torch.bincount(torch.cat([o.labels[~o.difficult] for o in objects]) - 1, minlength=classes)
     ends = torch.bincount(label, minlength=classes).cumsum(0).tolist()
-    for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        positives = int(count[number])
-        if not positives:
+    parts = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    outcomes = torch.empty(len(order), dtype=torch.int8)
+    outcomes[order] = voc[0].to(torch.int8) - voc[1].to(torch.int8)
+    threshold = _best_threshold(scores, outcomes, int(positives.sum()))
+    precisions = _average_precisions(voc, coco, parts, positives.tolist())
+    return DetectionMetrics(*precisions, outcomes.split(counts.tolist()), threshold, protocol)
+
+
+def _average_precisions(
+    voc: Tensor, coco: Tensor, parts: list[slice], positives: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """VOC's by area and by 11 points, ``[classes]`` each, and COCO's, ``[10, classes]``.
+
+    Args:
+        voc: ``[2, D]``: which detections are right, and which neither right nor wrong.
+        coco: ``[2, 10, D]``, likewise.
+        parts: The detections of each class, best first.
+        positives: How many objects of each class there are to find.
+    """
+    area, eleven = torch.full((2, len(parts)), torch.nan, dtype=torch.float64)
+    levels = torch.full((len(THRESHOLDS), len(parts)), torch.nan, dtype=torch.float64)
+    for number, (part, count) in enumerate(zip(parts, positives, strict=True)):
+        if not count:
             continue
-        part = slice(begin, end)
-        curve = _precision_recall(voc[part], voc_neither[part], positives)
+        curve = _precision_recall(voc[:, part], count)
         area[number], eleven[number] = voc_area(*curve), voc_eleven(*curve)
         for level in range(len(THRESHOLDS)):
-            curve = _precision_recall(coco[level, part], coco_neither[level, part], positives)
-            levels[level, number] = coco_points(*curve)
-    outcomes = torch.empty(len(order), dtype=torch.int8)
-    outcomes[order] = voc.to(torch.int8) - voc_neither.to(torch.int8)
-    threshold = _best_threshold(scores, outcomes, int(count.sum()))
-    return DetectionMetrics(area, eleven, levels, outcomes.split(counts.tolist()), threshold, protocol)
+            levels[level, number] = coco_points(*_precision_recall(coco[:, level, part], count))
+    return area, eleven, levels
 
 
 def _best_threshold(scores: Tensor, outcomes: Tensor, positives: int) -> float:

@@ -1,5 +1,4 @@
-"""What a detection run adds to its report: results, AP by class, gradients, detections; alone or beside
-others."""
+"""What a detection run adds to its report: results, AP by class, gradients and detections, beside other runs'."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from rankgrad.lab.report import page
 from rankgrad.lab.report.curves import COLOURS, chart
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import DataNotes, read_json_if_there
+from rankgrad.lab.training.run_files import data_notes, read_json_if_there
 from rankgrad.lab.vision.images import Store
 
 _SHOWN, _SIDE = 8, 320
@@ -66,8 +65,9 @@ class ClassPrecisions(BaseModel):
     AP50: dict[str, Number | None]
 
 
-#: ``classes.json``: by the way of scoring.
 class ByClass(TypedDict):
+    """``classes.json``: by the way of scoring."""
+
     softmax: ClassPrecisions
     odds: ClassPrecisions
 
@@ -127,21 +127,28 @@ def write_examples(
         for name, one in metrics.items()
     }
     write_text(folder / "classes.json", json.dumps(table))
-    judged, objects = metrics[scores], source.scenes.objects
+    shown, judged, objects = found[scores], metrics[scores], source.scenes.objects
     rows = [row for row, o in enumerate(objects) if bool((~o.difficult).any())]
+    right = math.isfinite(judged.threshold)  # whether any detection is
+    threshold = judged.threshold if right else _threshold_for(shown, len(rows))
     shuffled = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-    chosen = {"examples": sorted(rows[i] for i in shuffled[:_SHOWN])}
-    right = math.isfinite(judged.threshold)
-    every = torch.cat([one["scores"] for one in found[scores]])
-    surest = every.topk(min(len(every), len(rows))).values  # on average one on an image
-    threshold = judged.threshold if right else float(surest.min()) if len(surest) else 0.0
-    wrong = {row: _best_wrong(found[scores][row], judged, row) for row in range(len(objects))}
-    seen = [row for row in wrong if wrong[row] >= threshold]
-    chosen["hardest"] = sorted(seen, key=lambda row: -wrong[row])[: _SHOWN // 2]
-    written: dict[str, Any] = {"threshold": threshold, "scores": scores, "right": right}
-    for heading, kept in chosen.items():
-        written[heading] = [_scene(source, row, classes, found[scores][row], judged, threshold) for row in kept]
+    examples = sorted(rows[i] for i in shuffled[:_SHOWN])
+    wrong = {row: _best_wrong(shown[row], judged, row) for row in range(len(objects))}
+    hardest = sorted((row for row in wrong if wrong[row] >= threshold), key=lambda row: -wrong[row])
+
+    def scenes(rows: list[int]) -> list[dict[str, Any]]:
+        return [_scene(source, row, classes, shown[row], judged, threshold) for row in rows]
+
+    written = {"threshold": threshold, "scores": scores, "right": right}
+    written |= {"examples": scenes(examples), "hardest": scenes(hardest[: _SHOWN // 2])}
     write_text(folder / "detections.json", json.dumps(written))
+
+
+def _threshold_for(detections: list[dict[str, torch.Tensor]], count: int) -> float:
+    """The score that so many detections reach, the most confident ones; 0 if there are none."""
+    scores = torch.cat([one["scores"] for one in detections])
+    best = scores.topk(min(len(scores), count)).values
+    return float(best.min()) if len(best) else 0.0
 
 
 def _percent(values: torch.Tensor) -> list[float | None]:
@@ -237,25 +244,25 @@ def bars(values: dict[str, dict[str, float | None]], title: str) -> str:
             for value, look in zip(found, looks, strict=True)
             if value is not None
         )
-        told = " / ".join("-" if value is None else f"{value:.1f}" for value in found)
-        rows += f"<tr><td>{escape(name)}</td><td>{drawn}</td><td>{told}</td></tr>"
+        numbers = " / ".join("-" if value is None else f"{value:.1f}" for value in found)
+        rows += f"<tr><td>{escape(name)}</td><td>{drawn}</td><td>{numbers}</td></tr>"
     head = f"<p><b>{escape(title)}</b> {' '.join(keys)}</p>"
     return f'<div class="wide bars">{head}<table>{rows}</table></div>'
 
 
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     """AP of this run and others, both ways of scoring, with the paper's rows."""
-    told = _METRICS[config.protocol()]
-    header, cells, own = ["run", "scores", *told], [], []
+    metrics = _METRICS[config.protocol()]
+    header, cells, own = ["run", "scores", *metrics], [], []
     paper = TABLE.get((config.data.name, config.model.backbone))
     if paper is not None:
         for name, value in zip(("paper, cross entropy", "paper, RaMBO"), paper, strict=True):
-            cells.append([name, "", value, *[None] * (len(told) - 1)])
+            cells.append([name, "", value, *[None] * (len(metrics) - 1)])
     for name, of_this_run, row in page.evaluations(run, beside):
         for scores in ("softmax", "odds", "logits"):
             if f"AP50 {scores}" in row:
                 own += [len(cells)] if of_this_run else []
-                cells.append([name, scores, *(row.get(f"{m} {scores}") for m in told)])
+                cells.append([name, scores, *(row.get(f"{metric} {scores}") for metric in metrics)])
     note = (
         "AP50 is the area under the curve at IoU 0.5, AP50-11 Pascal VOC 2007's mean of 11 points; AP75 at IoU "
         "0.75 and AP, the mean over IoU 0.5 to 0.95, are COCO's."
@@ -266,7 +273,7 @@ def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
     if paper is not None:
         note += " The paper's rows: mmdetection, mean of three seeds."
     if config.target is not None:
-        note += f" The recipe expects {told[0]} of about {config.target:g}."
+        note += f" The recipe expects {metrics[0]} of about {config.target:g}."
     if config.data.counts == "any" and paper is not None:
         note += " The size of the data set was not checked: the rows may not compare."
     return page.table(header, cells, own=own) + f"<p>{escape(note)}</p>"
@@ -282,8 +289,8 @@ def _gradients(runs: dict[str, Path]) -> str:
             "cross entropy's": [(row["step"], row["logit_gradient_ce"]) for row in rows],
         }
         charts.append(chart(f"norm at the class logits: {name}", series, "step", smooth=True))
-    told = "Norm of the gradient of this loss, and of cross entropy, at the class logits of a batch."
-    return f'<div class="charts">{"".join(charts)}</div><p>{told}</p>'
+    note = "Norm of the gradient of this loss, and of cross entropy, at the class logits of a batch."
+    return f'<div class="charts">{"".join(charts)}</div><p>{note}</p>'
 
 
 def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tuple[str, str]]:
@@ -293,8 +300,7 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
     if len(names) < len(folders):  # of the same name in different places
         names = {str(folder): folder for folder in folders}
     out = [("Result, %", _results(run, config, beside))]
-    notes = read_json_if_there(run / "data.json", DataNotes) or {}
-    if lines := notes.get("told"):
+    if lines := data_notes(run).get("notes"):
         out.append(("Data", "".join(f"<p>{escape(line)}</p>" for line in lines)))
     by_class = {name: read_json_if_there(folder / "classes.json", ByClass) for name, folder in names.items()}
     by_class = {name: found for name, found in by_class.items() if found}
@@ -309,11 +315,13 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
     kept = {name: read_json_if_there(folder / "detections.json", Detections) for name, folder in names.items()}
     seen = {name: found for name, found in kept.items() if found}
     if seen and (run / "detections.json").is_file():
-        told = " ".join(f"{f'{name}: ' if beside else ''}{_shown_from(found)}" for name, found in seen.items())
+        shown_from = " ".join(
+            f"{f'{name}: ' if beside else ''}{_shown_from(found)}" for name, found in seen.items()
+        )
         marks = (
             "\u2713 green is right, \u2717 red is wrong, dashed yellow was missed, grey is of a difficult object."
         )
-        above = f"{_STYLE}<p>{escape(told)} {marks}</p>"
+        above = f"{_STYLE}<p>{escape(shown_from)} {marks}</p>"
         for heading, title in _HEADINGS.items():
             if list(seen.values())[-1][heading]:
                 out.append((title, above + _scenes(seen, heading)))

@@ -25,7 +25,7 @@ from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.seeding import step_generator
-from rankgrad.lab.training.task import Task
+from rankgrad.lab.training.task import Task, check_batch_size
 from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
 from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
@@ -187,23 +187,21 @@ class DetectionTask(Task):
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
         self.headline = f"{'AP' if config.protocol() == 'coco' else 'AP50'} {config.scoring()}"
-        if config.batch.size % distributed.count():
-            several = f"a multiple of the {distributed.count()} processes"
-            raise UserError(f"batch.size: expected {several}, received {config.batch.size}")
+        check_batch_size(config.batch.size)
         model.backbone(config.model)  # a wrong name or file of weights is an error before the data is read
         train, self.test, self.classes = read_sources(config.data, config.view.longest(), device)
         assert train is not None
         self.source = train
         self.objects = [_to_train_on(*one) for one in zip(train.scenes.objects, train.scenes.sizes, strict=True)]
-        self.told = notes_on(self.objects, self.test.scenes.objects, self.classes)
+        self.notes = notes_on(self.objects, self.test.scenes.objects, self.classes)
         try:
             self.sampler = AspectSampler(train.ratios(), size=config.batch.size, seed=config.seed)
         except ValueError as error:
             raise UserError(f"batch.{error}") from None
         self.steps_per_epoch = len(self.sampler)
-        self.told += optim.doubts(config.optim, self.steps_per_epoch, config.epochs)
+        self.notes += optim.doubts(config.optim, self.steps_per_epoch, config.epochs)
         self.items_per_step = config.batch.size
-        self.network, self._notes = model.build(
+        self.network, self._metadata = model.build(
             config.model, config.view, regions=config.batch.regions, classes=self.classes, seed=config.seed
         )
         self.network.to(device)
@@ -292,11 +290,11 @@ class DetectionTask(Task):
 
     def describe(self) -> dict[str, Any]:
         """What the report says about the data."""
-        return {"told": self.told}
+        return {"notes": self.notes}
 
     def metadata(self) -> dict[str, Any]:
         """What the network needs to be built again."""
-        return self._notes
+        return self._metadata
 
     def finish(self, folder: Path) -> None:
         """Write the average precisions of the classes and some detections, for the report."""

@@ -41,10 +41,10 @@ def parse(content: bytes) -> ElementTree.Element:
     try:
         text = content.decode("utf-8-sig")  # whatever the first line says: some say what the text once was
     except UnicodeDecodeError:
-        told = _ENCODING.match(content)
-        if told is None:
+        declared = _ENCODING.match(content)
+        if declared is None:
             raise
-        text = content.decode(told.group(1).decode())
+        text = content.decode(declared.group(1).decode())
     if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
         raise ValueError("a document type or entity declaration is not allowed")
     return ElementTree.fromstring(text)

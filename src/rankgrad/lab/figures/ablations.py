@@ -118,8 +118,8 @@ def draw(inputs: FigureInputs) -> list[Drawing]:
             _panel(axes, panel, rows)
         grid[0].set_ylabel("R@1, %")
         grid[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    told = f" After {epochs} epochs." if epochs else ""
-    caption = CAPTION.format(epochs=told, seen=_seen(rows), files=", ".join(files), missing=missing)
+    after = f" After {epochs} epochs." if epochs else ""
+    caption = CAPTION.format(epochs=after, seen=_seen(rows), files=", ".join(files), missing=missing)
     return [Drawing("ablations", figure, caption)]
 
 
@@ -138,13 +138,13 @@ def _seen(rows: dict[str, Ablation]) -> str:
 
 def _panel(axes: Axes, panel: list[tuple[str, str]], rows: dict[str, Ablation]) -> None:
     here = [(at, rows[row]) for at, (_, row) in enumerate(panel) if row in rows]
-    for which, fill, told in (("best", style.BLUE, "best"), ("last", "white", "last")):
+    for which, fill in (("best", style.BLUE), ("last", "white")):
         scores = [(at, getattr(line, which)) for at, line in here]
         aside = -0.09 if which == "best" else 0.09
         axes.errorbar(
             [at + aside for at, _ in scores], [score.mean for _, score in scores],
             [score.deviation for _, score in scores], fmt="o", ms=6, mfc=fill, color=style.BLUE, elinewidth=1.2,
-            capsize=2.5, label=told,
+            capsize=2.5, label=which,
         )  # fmt: skip
     papers = [(at, PAPER[row]) for at, (_, row) in enumerate(panel) if row in PAPER]
     axes.plot(*zip(*papers, strict=True), "D", color=style.GREY, ms=4.5, mfc="none", label="paper, best")

@@ -50,8 +50,8 @@ def draw(inputs: FigureInputs) -> list[Drawing]:
             fits = [size for size in sizes if size * (memory + 1) <= n]
             found = [estimates(embeddings, labels, size, memory).numpy() for size in fits]
             mean, deviation = (np.array([each(one) for one in found]) for each in (np.nanmean, np.nanstd))
-            told = f"memory of {memory} batches" if memory else "no memory"
-            axes.plot(fits, mean, color=colour, marker=marker, ms=4, label=told)
+            label = f"memory of {memory} batches" if memory else "no memory"
+            axes.plot(fits, mean, color=colour, marker=marker, ms=4, label=label)
             upper = np.minimum(mean + deviation, 1)  # there is no mAP above
             axes.fill_between(fits, mean - deviation, upper, color=colour, alpha=0.15, lw=0)
         axes.set_xscale("log", base=2)
@@ -130,8 +130,8 @@ def _from_file(path: Path) -> tuple[Tensor, Tensor]:
     with np.errstate(over="ignore"):
         rows = torch.tensor(embeddings.astype(np.float32) if numeric else torch.nan)
     if not bool(rows.isfinite().all()):
-        told = f"{embeddings.dtype} of shape {list(embeddings.shape)}"
-        raise UserError(f"--embeddings: {path}: expected finite `embeddings` [N, dim], received {told}")
+        received = f"{embeddings.dtype} of shape {list(embeddings.shape)}"
+        raise UserError(f"--embeddings: {path}: expected finite `embeddings` [N, dim], received {received}")
     if found[kind].shape != (len(embeddings),):
         shape = list(found[kind].shape)
         raise UserError(f"--embeddings: {path}: expected `{kind}` of {len(embeddings)} items, received {shape}")

@@ -190,6 +190,6 @@ def draw(inputs: FigureInputs) -> list[Drawing]:
         right.set_yscale("log")
         ends = {name: curve.mean_average_precision[-1] for name, curve in curves.items()}
         for (name, height), place in zip(ends.items(), apart(list(ends.values()), 8, 2, 98), strict=True):
-            told = f"{name.replace('cross entropy', 'CE')} {height:.0f}"
-            left.text(STEPS * 1.02, place, told, color=LOOKS[name], va="center", fontsize=8)
+            label = f"{name.replace('cross entropy', 'CE')} {height:.0f}"
+            left.text(STEPS * 1.02, place, label, color=LOOKS[name], va="center", fontsize=8)
     return [Drawing("cold-start", figure, CAPTION)]

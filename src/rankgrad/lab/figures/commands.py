@@ -34,8 +34,8 @@ def figure(
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     if name == "ls":
-        for known, told in FIGURES.items():
-            print(f"{known:20} {told}")
+        for known, line in FIGURES.items():
+            print(f"{known:20} {line}")
         return
     chosen("NAME", name, ["all", "ls", *FIGURES])
     inputs = FigureInputs(run, embeddings, results, tell=lambda line: console.print(printable(line), markup=False))

@@ -51,10 +51,10 @@ class ScorePlane:
         return self.origin + a.view(1, -1, 1) * self.across + b.view(-1, 1, 1) * self.up
 
 
-def random_plane(seed: int = 5, n: int = sorters.LENGTH) -> ScorePlane:
+def random_plane() -> ScorePlane:
     """The plane of the figure: scores of cosine size."""
-    generator = torch.Generator().manual_seed(seed)
-    origin, across, up, weights = torch.randn(4, n, generator=generator, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(5)
+    origin, across, up, weights = torch.randn(4, sorters.LENGTH, generator=generator, dtype=torch.float64)
     return ScorePlane(0.5 * origin, 0.12 * across, 0.12 * up, 0.08 * weights)
 
 

@@ -105,8 +105,8 @@ def _histograms(axes: Axes, moment: Moment) -> None:
         height = np.histogram(scores.clamp(-1, 1).numpy(), edges)[0]
         axes.stairs(height / height.max(), edges, fill=True, color=colour, alpha=0.45)
         axes.stairs(height / height.max(), edges, color=colour, lw=1.0)
-    told = f"AP {moment.precision:.2f}\nin bfloat16 {moment.rounded:.2f}"
-    axes.text(0.03, 0.97, told, transform=axes.transAxes, va="top", fontsize=8, linespacing=1.3)
+    text = f"AP {moment.precision:.2f}\nin bfloat16 {moment.rounded:.2f}"
+    axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=8, linespacing=1.3)
     axes.set_yticks([])
     axes.set_ylim(0, 1.35)
     axes.set_xlim(-1, 1.04)

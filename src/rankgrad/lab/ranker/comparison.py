@@ -50,7 +50,7 @@ def results(folder: Path, config: Config) -> Iterator[tuple[str, Result]]:
 
 
 def train(task: RankerTask, folder: Path) -> None:
-    """Train the baselines that the settings name and that are not finished yet; one that cannot be is told."""
+    """Train the baselines that the settings name and that are not finished yet; print why one is left out."""
     done = dict(results(folder, task.config))
     for name in task.config.baselines:
         if name in done or name == task.config.loss.name:

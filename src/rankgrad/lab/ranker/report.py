@@ -89,8 +89,8 @@ def _row(example: RankedQuery, highest: float) -> str:
         f'<i style="background:rgba(26,152,80,{0.08 + 0.7 * grade / highest:.2f})">{grade:g}</i>'
         for grade in example["grades"]
     )
-    told = f"{example['query']}: {example['ndcg']:.1f}, {example['items']} items"
-    return f'<div class="query"><b title="{escape(told)}">{escape(told)}</b>{cells}</div>'
+    label = f"{example['query']}: {example['ndcg']:.1f}, {example['items']} items"
+    return f'<div class="query"><b title="{escape(label)}">{escape(label)}</b>{cells}</div>'
 
 
 def _results(run: Path, config: Config, beside: Sequence[Path]) -> str:
@@ -121,11 +121,11 @@ def sections(run: Path, config: Config, beside: Sequence[Path] = ()) -> list[tup
     out = [("Result, %", _results(run, config, beside))]
     found: RankedQueries | None = read_json_if_there(run / "queries.json", RankedQueries)
     if found:
-        told = f"<p>Test queries with NDCG@{config.ndcg_at[-1]}; grades of the first items, best score first.</p>"
+        intro = f"<p>Test queries with NDCG@{config.ndcg_at[-1]}; grades of the first items, best score first.</p>"
         for heading, shown in (
             ("The hardest queries", found["hardest"]),
             ("The easiest queries", found["easiest"]),
         ):
             rows = "".join(_row(example, found["highest"] or 1) for example in shown)
-            out.append((heading, _STYLE + told + rows))
+            out.append((heading, _STYLE + intro + rows))
     return out

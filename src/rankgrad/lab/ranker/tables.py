@@ -62,7 +62,7 @@ def _rows(path: Path, config: Data, table: Any) -> Rows:
         raise UserError(f"{place.of(row)}, column {config.query}: expected the query of this row, it is empty")
     features = np.empty((table.num_rows, len(names)), np.float32)
     for at, name in enumerate(names):
-        values = place.numbers(table, name, "a number", told=name not in config.features)
+        values = place.numbers(table, name, "a number", suggest_ignore=name not in config.features)
         with np.errstate(over="ignore"):
             features[:, at] = values
         for row in np.flatnonzero(~np.isfinite(features[:, at]))[:1]:
@@ -131,7 +131,7 @@ class _Places:
         """What to say of a field that is empty; nothing of others."""
         return "expected a number, it is empty" if table.column(name)[int(row)].as_py() is None else ""
 
-    def numbers(self, table: Any, name: str, what: str, *, told: bool = False) -> Any:
+    def numbers(self, table: Any, name: str, what: str, *, suggest_ignore: bool = False) -> Any:
         """A column as float64, NaN where it is empty; an error names the line of a text in it."""
         import pyarrow
 
@@ -147,7 +147,7 @@ class _Places:
             try:
                 numbers[row] = float(value.as_py())
             except (TypeError, ValueError):
-                hint = f"; data.ignore=[{name}] leaves the column out" if told else ""
+                hint = f"; data.ignore=[{name}] leaves the column out" if suggest_ignore else ""
                 raise UserError(
                     f"{self.of(row)}, column {name}: expected {what}, received {shown(value.as_py())}{hint}"
                 ) from None

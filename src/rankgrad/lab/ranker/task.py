@@ -22,6 +22,9 @@ from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import average_precision, ndcg, reciprocal_rank
 
+#: Items that are scored at a time.
+AT_ONCE = 2**18
+
 
 @read_once
 def read(config: Data) -> QuerySplits:
@@ -74,7 +77,7 @@ class RankerTask(Task):
         self.parts: dict[str, Tensor] = {}
         parts = (split.train, split.validation, split.test)
         counts = (f"{len(part.grades):,} items of {len(part):,} queries" for part in parts)
-        self.told = ["trains on {}, validates on {}, tests on {}".format(*counts)]
+        self.notes = ["trains on {}, validates on {}, tests on {}".format(*counts)]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """All parameters at one rate; biases without weight decay."""
@@ -132,8 +135,8 @@ class RankerTask(Task):
     @classmethod
     def listing(cls) -> dict[str, dict[str, str]]:
         """Losses, a line each."""
-        ours = {name: told for name, (_, _, told) in losses.OURS.items()}
-        return {"loss": ours | {name: f"baseline: {told}" for name, (_, told) in losses.BASELINES.items()}}
+        ours = {name: line for name, (_, _, line) in losses.OURS.items()}
+        return {"loss": ours | {name: f"baseline: {line}" for name, (_, line) in losses.BASELINES.items()}}
 
     @classmethod
     def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
@@ -142,8 +145,10 @@ class RankerTask(Task):
         split = read(config.data)
         if split.names != notes["features"]:
             odd = sorted(set(split.names) ^ set(notes["features"]))
-            told = f"only one of them has {', '.join(odd[:5])}" if odd else "they are in another order"
-            raise UserError(f"--data: expected the {len(notes['features'])} features of the checkpoint, {told}")
+            difference = f"only one of them has {', '.join(odd[:5])}" if odd else "they are in another order"
+            raise UserError(
+                f"--data: expected the {len(notes['features'])} features of the checkpoint, {difference}"
+            )
         _require_relevant("test", split.test, config.relevant)
         network = rebuild(checkpoint).to(device)
         return measure(network, prepared(split.test, config, device), config)
@@ -168,11 +173,11 @@ def rebuild(checkpoint: Checkpoint) -> model.Ranker:
     return network
 
 
-def score(network: nn.Module, queries: Queries, *, rows: int = 2**18) -> Tensor:
+def score(network: nn.Module, queries: Queries) -> Tensor:
     """The score of every item, ``[N]``."""
     network.eval()
     with torch.inference_mode():
-        return torch.cat([network(part) for part in queries.features.split(rows)])
+        return torch.cat([network(part) for part in queries.features.split(AT_ONCE)])
 
 
 def measure(network: nn.Module, queries: Queries, config: Config) -> dict[str, float]:

@@ -61,8 +61,8 @@ def train(
             folder, results = run.run(recipe, overrides, out=out, resume=resume, previous=previous, seeds=seeds)
         except KeyboardInterrupt as error:
             status = 128 + getattr(error, "number", signal.SIGINT)
-            told = f"interrupted; {run.resume_command(recipe, out, seeds)}"
-            raise UserError(told, status=status) from None
+            message = f"interrupted; {run.resume_command(recipe, out, seeds)}"
+            raise UserError(message, status=status) from None
         if distributed.process_index() == 0:
             _tell(folder, results)
 
@@ -92,8 +92,8 @@ def ls() -> None:
         listings |= {f"{name}: {kind}": entries for kind, entries in task_class(name).listing().items()}
     for kind, entries in listings.items():
         table = Table(kind, "", box=None, header_style="bold")
-        for name, told in entries.items():
-            table.add_row(name, told)
+        for name, line in entries.items():
+            table.add_row(name, line)
         _OUT.print(table)
         _OUT.print()
 
@@ -112,10 +112,10 @@ def explained(recipe: str) -> list[tuple[str, str, str]]:
     more = task.loss_arguments(config)
     given = flat(config.model_dump(mode="json"))
     values = given | {key: default for key, (default, _) in more.items() if key not in given}
-    told = meanings(task.config_class) | {key: meaning for key, (_, meaning) in more.items()}
-    sections = list(dict.fromkeys(key.partition(".")[0] for key in told))
+    meaning_of = meanings(task.config_class) | {key: meaning for key, (_, meaning) in more.items()}
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in meaning_of))
     keys = sorted(values, key=lambda key: sections.index(key.partition(".")[0]))
-    return [(key, _value(values[key]), told.get(key, "")) for key in keys]
+    return [(key, _value(values[key]), meaning_of.get(key, "")) for key in keys]
 
 
 def _value(value: object) -> str:

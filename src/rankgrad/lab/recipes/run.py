@@ -23,10 +23,10 @@ from rankgrad.lab.training.errors import UserError, printable
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
 from rankgrad.lab.training.run_files import (
-    DataNotes,
     Machine,
     Result,
     SeedStatistic,
+    data_notes,
     read_json,
     read_json_if_there,
 )
@@ -141,7 +141,7 @@ def _one(
     task = kind(config, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
-        for line in task.told:
+        for line in task.notes:
             print(printable(line))
         checkpoint.write_text(folder / "data.json", json.dumps(task.describe(), indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
@@ -174,8 +174,8 @@ def same_settings(folder: Path, config: Any, option: str) -> None:
     now = flat(config.model_dump(mode="json"))
     changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
     if changed:
-        told = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
-        raise UserError(f"{option}: {folder} was started with other settings: {told}")
+        differences = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
+        raise UserError(f"{option}: {folder} was started with other settings: {differences}")
 
 
 def seed_statistics(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -191,16 +191,9 @@ def seed_statistics(results: Sequence[Result]) -> list[dict[str, Any]]:
     return rows
 
 
-def _data_notes(folder: Path) -> DataNotes:
-    """``data.json`` of a run, or of the first of several seeds."""
-    places = [folder / "data.json", *sorted(folder.glob("seed-*/data.json"))]
-    notes: DataNotes = read_json(next(place for place in places if place.is_file()), DataNotes)
-    return notes
-
-
 def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
     """A line for each run whose network was better before training than after it."""
-    notes = _data_notes(folder)
+    notes = data_notes(folder)
     metric, advice = notes.get("headline", ""), notes.get("advice", "try a lower lr")
     return [
         f"this run ended below its start: {metric} {result.first[metric]:.1f} before training, "
@@ -212,7 +205,7 @@ def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
 
 def chosen_by(folder: Path) -> str:
     """What chose the best evaluation, where that is the test part."""
-    metric = _data_notes(folder).get("headline")
+    metric = data_notes(folder).get("headline")
     return f", by {metric} on the test part" if metric else ""
 
 
@@ -245,7 +238,7 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     described = read_json_if_there(folder / "machine.json", Machine) or {}
     result = read_json_if_there(folder / "result.json", Result)
     first, *others = task.report_sections(folder, config, beside)
-    if result is not None and (folder / "data.json").is_file():
+    if result is not None:
         first = first[0], "".join(f"<p>{escape(line)}</p>" for line in below_start(folder, [result])) + first[1]
     return page.write_report(
         folder,

@@ -9,15 +9,16 @@ from html import escape
 #: Lines and bars of every chart, in this order.
 COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#8073ac", "#b8860b", "#1b9e9e", "#666666", "#c51b7d")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 455, 280, 46, 34, 26
+_TICKS = 5
 
 Points = Sequence[tuple[float, float]]
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers between two values."""
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two values, about :data:`_TICKS` of them."""
     span = high - low or 1.0
-    step = 10 ** math.floor(math.log10(span / wanted))
-    step *= next(m for m in (1, 2, 5, 10) if span / (step * m) <= wanted)
+    step = 10 ** math.floor(math.log10(span / _TICKS))
+    step *= next(m for m in (1, 2, 5, 10) if span / (step * m) <= _TICKS)
     first = math.ceil(low / step - 1e-9)
     return [float(round(i * step, 10)) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 

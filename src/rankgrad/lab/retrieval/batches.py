@@ -30,8 +30,8 @@ def fitted(batch: Batch, items: Items, processes: int = 1) -> tuple[Batch, str]:
         return batch, ""
     many, per_class = _shared(min(classes, batch.size // per_class), per_class, processes)
     size, of = many * per_class, f"all {many}" if many == classes else f"{many}"
-    told = f"batches of {size}, {of} classes x {per_class}, instead of {batch.size}"
-    return batch.model_copy(update={"size": size, "per_class": per_class}), told
+    note = f"batches of {size}, {of} classes x {per_class}, instead of {batch.size}"
+    return batch.model_copy(update={"size": size, "per_class": per_class}), note
 
 
 def _shared(classes: int, per_class: int, processes: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from rankgrad.lab.retrieval.config import RetrievalConfig
 from rankgrad.lab.retrieval.source import Source, Sources
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.log import read_table
-from rankgrad.lab.training.run_files import DataNotes, read_json_if_there
+from rankgrad.lab.training.run_files import data_notes, read_json_if_there
 from rankgrad.metrics import RetrievalMetrics
 from rankgrad.pairs import unit_length
 
@@ -132,7 +132,7 @@ def _results(
     run: Path, config: RetrievalConfig, beside: Sequence[Path], rows: Sequence[tuple[str, Any]], note: str
 ) -> str:
     """R@K of this run, before training, the best evaluation and the last, beside published rows and other runs."""
-    headline = (read_json_if_there(run / "data.json", DataNotes) or {}).get("headline", "R@1")
+    headline = data_notes(run).get("headline", "R@1")
     metrics = [*(f"R@{k}" for k in config.recall_at), "mAP@R"]
     if headline not in metrics:  # NDCG of graded texts
         metrics = [headline, *metrics]
@@ -151,11 +151,11 @@ def _results(
 
 
 def _data(run: Path) -> str:
-    """How much there is to train and to test on, what was said about it, and the spread of the embeddings."""
-    described = read_json_if_there(run / "data.json", DataNotes) or DataNotes()
+    """How much there is to train and to test on, the notes on it, and the spread of the embeddings."""
+    described = data_notes(run)
     counts = described.get("counts", {})
     parts = [page.table(list(counts), [[f"{many:,}" for many in counts.values()]])] if counts else []
-    parts += [f"<p>{escape(line)}</p>" for line in described.get("told", [])]
+    parts += [f"<p>{escape(line)}</p>" for line in described.get("notes", [])]
     steps = read_table(run / "steps.csv")
     if steps and "spread" in steps[0]:
         lines = {"spread": [(row["step"], row["spread"]) for row in steps]}
@@ -186,11 +186,11 @@ def sections(
             data += f"<p>The memory of {memory} batches is full from step {memory} on.</p>"
         out.append(("Data and embeddings", data))
     if examples := read_json_if_there(run / "examples.json", Examples):
-        told = (
+        intro = (
             "<p>A query and its nearest items with their class and similarity: green items are relevant to the "
             "query, red ones are not.</p>"
         )
         for name, heading in (("examples", "Retrieval examples"), ("hardest", "The hardest queries")):
             shown = "".join(_row(example) for example in examples[name])
-            out.append((heading, _STYLE + told + shown))
+            out.append((heading, _STYLE + intro + shown))
     return out

@@ -18,11 +18,13 @@ from rankgrad.lab.retrieval.source import Draw, Source, Sources
 from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.errors import TrainingError, UserError
-from rankgrad.lab.training.task import Task
+from rankgrad.lab.training.task import Task, check_batch_size
 from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
 
 #: A run of fewer steps in all is reported.
 FEW_STEPS = 50
+#: Items that are embedded at a time.
+AT_ONCE = 256
 
 
 def embed(
@@ -30,7 +32,6 @@ def embed(
     source: Source,
     precision: str,
     *,
-    batch: int = 256,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
     """Embeddings of all items of a source, not augmented, ``[N, dim]`` float32; processes share the work.
@@ -38,7 +39,8 @@ def embed(
     ``progress`` is called with the number of items done so far.
     """
     network.eval()
-    mine = torch.arange(len(source)).tensor_split(distributed.count())[distributed.process_index()].split(batch)
+    rows = torch.arange(len(source)).tensor_split(distributed.count())[distributed.process_index()]
+    mine = rows.split(AT_ONCE)
     parts = []
     with torch.inference_mode(), optim.autocast(precision, source.device):
         for at, now in enumerate(mine):
@@ -48,8 +50,8 @@ def embed(
     return distributed.gather(torch.cat(parts).clone())
 
 
-class Judged(NamedTuple):
-    """An evaluation: per query, in percent, and the embeddings of queries and gallery."""
+class Evaluation(NamedTuple):
+    """The metrics of each query, their summary in percent, and the embeddings of queries and gallery."""
 
     metrics: RetrievalMetrics
     summary: dict[str, float]
@@ -79,7 +81,7 @@ class RetrievalTask(Task):
         # What can go wrong shows before the data is read, which may take long.
         self.check_loss(config)
         self.check(config)
-        self.network, self._notes = self.build(config)
+        self.network, self._metadata = self.build(config)
         train, self.query, self.gallery = self.sources(config, device, train=True)
         assert train is not None
         train.items = train.items.renumbered()
@@ -92,9 +94,7 @@ class RetrievalTask(Task):
                 f"{found}{self._other_split()}"
             )
         self.batch, fitted = batches.fitted(config.batch, train.items, distributed.count())
-        if self.batch.size % distributed.count():
-            several = f"a multiple of the {distributed.count()} processes"
-            raise UserError(f"batch.size: expected {several}, received {self.batch.size}")
+        check_batch_size(self.batch.size)
         self.sampler = batches.sampler_of(self.batch, train.items, config.seed)
         self.steps_per_epoch = len(self.sampler)
         self.items_per_step = self.batch.size
@@ -110,7 +110,7 @@ class RetrievalTask(Task):
         self._watch = watch.Watch(
             watch.advice(config.loss.name, config.loss.arguments()), config.epochs * self.steps_per_epoch
         )
-        self.told = [
+        self.notes = [
             self._counts(),
             self._length(),
             *self._warnings(),
@@ -160,8 +160,8 @@ class RetrievalTask(Task):
         def of(source: Source) -> str:
             return f"{len(source):,} {self.item} of {source.items.classes():,} classes"
 
-        told = f"trains on {of(self.source)}, tests on {of(self.query)}"
-        return told if self.gallery is None else f"{told}, which search {len(self.gallery):,} {self.item}"
+        counts = f"trains on {of(self.source)}, tests on {of(self.query)}"
+        return counts if self.gallery is None else f"{counts}, which search {len(self.gallery):,} {self.item}"
 
     def _length(self) -> str:
         network = "a pretrained network" if self.pretrained(self.config) else "a network from scratch"
@@ -169,24 +169,27 @@ class RetrievalTask(Task):
         return f"trains {network}: {steps}, lr={self.config.optim.lr:g}"
 
     def _warnings(self) -> list[str]:
-        told = []
-        for use, source in (("training", self.source), ("test", self.query)):
-            alone = source.items.alone() if source is self.source or self.gallery is None else []
-            if alone:
-                names = source.items.class_names
-                shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
-                more = ", ..." if len(alone) > 5 else ""
-                why = "relevant to no other item" if source is self.source else "not used as a query"
-                classes = f"{use} class" if len(alone) == 1 else f"{use} classes"
-                said = f"{len(alone)} {classes} with a single item ({why}): {shown}{more}"
-                told.append(f"{said}{self._other_split()}")
+        warnings = self._single_items("training", self.source, "relevant to no other item")
+        if self.gallery is None:
+            warnings += self._single_items("test", self.query, "not used as a query")
         trained, tested = (set(source.items.renumbered().class_names) for source in (self.source, self.query))
         if both := len(trained & tested):
-            told.append(
+            warnings.append(
                 f"{both:,} of {len(tested):,} test classes are training classes too: the result does not show how "
                 f"{self.item} of new classes are found"
             )
-        return told
+        return warnings
+
+    def _single_items(self, part: str, source: Source, why: str) -> list[str]:
+        """A warning about classes with a single item, if there are any; ``why`` they do not help."""
+        alone = source.items.alone()
+        if not alone:
+            return []
+        names = source.items.class_names
+        shown = ", ".join(names[label] if names else str(label) for label in alone[:5])
+        more = ", ..." if len(alone) > 5 else ""
+        classes = f"{part} class" if len(alone) == 1 else f"{part} classes"
+        return [f"{len(alone)} {classes} with a single item ({why}): {shown}{more}{self._other_split()}"]
 
     def _other_split(self) -> str:
         """How classes come to train or to test, where these settings choose them."""
@@ -195,15 +198,15 @@ class RetrievalTask(Task):
     def _doubts(self) -> list[str]:
         """Warnings about settings: too few steps, or a network from scratch with the rate of a pretrained one."""
         steps, rate = self.config.epochs * self.steps_per_epoch, self.config.optim.lr
-        told = []
+        doubts = []
         if steps < FEW_STEPS and self.config.epochs > 1:  # one epoch is a trial
             enough = -(-2 * FEW_STEPS // self.steps_per_epoch)
             begin = f"epochs={self.config.epochs} is {steps} steps in all"
-            told.append(f"{begin}, which may be too few: try epochs={enough}")
+            doubts.append(f"{begin}, which may be too few: try epochs={enough}")
         if rate < SCRATCH_LR / 30 and not self.pretrained(self.config):
             begin = f"lr={rate:g} is a learning rate for pretrained networks"
-            told.append(f"{begin}, and this one starts from scratch (weights=none): try lr={SCRATCH_LR:g}")
-        return told
+            doubts.append(f"{begin}, and this one starts from scratch (weights=none): try lr={SCRATCH_LR:g}")
+        return doubts
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The backbone, the layers behind it and the loss's own parameters, each at its own rate."""
@@ -237,19 +240,19 @@ class RetrievalTask(Task):
 
     def watch(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
         """Stop a run whose embeddings collapsed; say once where hardly any of them gets a gradient."""
-        return self._watch.see(rows)
+        return self._watch.read(rows)
 
     @classmethod
-    def judge(
+    def evaluate_network(
         cls, network: nn.Module, sources: Sources, config: Any, progress: Callable[[int], None] = lambda done: None
-    ) -> Judged:
+    ) -> Evaluation:
         """Embed queries and gallery, and measure them."""
         queries = embed(network, sources.query, config.precision, progress=progress)
         done, gallery = len(queries), None
         if sources.gallery is not None:
             gallery = embed(network, sources.gallery, config.precision, progress=lambda n: progress(done + n))
         try:
-            return Judged(*cls.measure(queries, gallery, sources, config), queries, gallery)
+            return Evaluation(*cls.measure(queries, gallery, sources, config), queries, gallery)
         except NotANumberError as error:
             raise TrainingError(f"{error}: the network produced NaN or infinite embeddings") from None
 
@@ -266,7 +269,7 @@ class RetrievalTask(Task):
 
     def evaluate(self) -> dict[str, float]:
         """R@K, mAP@R and AP in percent."""
-        return self.judge(self.network, Sources(None, self.query, self.gallery), self.config).summary
+        return self.evaluate_network(self.network, Sources(None, self.query, self.gallery), self.config).summary
 
     def relevant(self, query: int, other: int) -> bool:
         """Whether a test item belongs to a query: row numbers of the queries and of the gallery."""
@@ -275,7 +278,7 @@ class RetrievalTask(Task):
 
     def metadata(self) -> dict[str, Any]:
         """What the network needs to be built again."""
-        return self._notes
+        return self._metadata
 
     def describe(self) -> dict[str, Any]:
         """What the report says about the data."""
@@ -283,7 +286,7 @@ class RetrievalTask(Task):
         counts |= {"queries": len(self.query), "test classes": self.query.items.classes()}
         if self.gallery is not None:
             counts["gallery items"] = len(self.gallery)
-        return {"counts": counts, "told": self.told, "headline": self.headline, "advice": self._advice()}
+        return {"counts": counts, "notes": self.notes, "headline": self.headline, "advice": self._advice()}
 
     def _advice(self) -> str:
         """What to try where training made the network worse."""
@@ -296,7 +299,7 @@ class RetrievalTask(Task):
         from rankgrad.lab.retrieval.report import write_examples
 
         sources = Sources(None, self.query, self.gallery)
-        found = self.judge(self.network, sources, self.config)
+        found = self.evaluate_network(self.network, sources, self.config)
         if distributed.process_index() == 0:
             write_examples(folder, found.metrics, found.queries, found.gallery, sources, self.relevant)
 
@@ -310,7 +313,7 @@ class RetrievalTask(Task):
         with log.progress("embedding", many, 0, show=True) as bar:
             if sources.query.items.class_names:  # neither pairs nor graded texts have classes
                 bar.say(f"tests on {len(sources.query):,} {cls.item} of {sources.query.items.classes():,} classes")
-            found = cls.judge(network, sources, config, bar.advance)
+            found = cls.evaluate_network(network, sources, config, bar.advance)
         if not bool((found.metrics.first > 0).any()):
             raise UserError("--data: expected classes with two test items at least, found none")
         return found.summary

@@ -8,6 +8,7 @@ while it still falls; from there no gradient leads back.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,12 +20,16 @@ from rankgrad.pairs import unit_length
 
 #: Steps that are averaged before anything is said; a tenth of a shorter run.
 STEPS = 20
-#: Embeddings have collapsed when their spread is below GONE and below SHARE of its largest value (untrained
-#: networks start low) for PATIENCE steps, or for a quarter of a shorter run, at least PART steps: at first all
-#: embeddings may move together and separate again within about ten steps.
-GONE, SHARE, PATIENCE, PART = 0.01, 0.1, 100, 10
+#: Embeddings have collapsed when their spread stays below this ...
+COLLAPSED_SPREAD = 0.01
+#: ... and below this share of its largest value (untrained networks start low) ...
+COLLAPSED_SHARE = 0.1
+#: ... for so many steps, or for a quarter of a shorter run.
+PATIENCE = 100
+#: Steps at least: at first all embeddings may move together and separate again within about ten steps.
+LEAST_PATIENCE = 10
 #: Share of the embeddings without any gradient above which a note is printed.
-STILL = 0.95
+MOSTLY_ZERO = 0.95
 
 
 def spread(embeddings: Tensor) -> Tensor:
@@ -44,37 +49,39 @@ class Watch:
     """Reads the rows of finished steps; a resumed run starts with the rows that were logged before.
 
     Args:
-        reach: How the loss names what to change where no gradient arrives.
+        advice: What to change where no gradient arrives; see :func:`advice`.
         total: Steps of the run.
     """
 
-    def __init__(self, reach: str, total: int) -> None:
-        self.reach = reach
+    def __init__(self, advice: str, total: int) -> None:
+        self.advice = advice
         self.steps = max(1, min(STEPS, total // 10))
-        self.patience = min(PATIENCE, max(PART, total // 4))
+        self.patience = min(PATIENCE, max(LEAST_PATIENCE, total // 4))
         self.largest = 0.0
-        self._low = 0  # steps since the spread was gone
-        self._spreads: list[float] = []
-        self._still: list[tuple[float, float]] = []
-        self._told = False
+        self._collapsed_for = 0  # steps in a row
+        self._noted = False
+        self._last: deque[Mapping[str, float]] = deque(maxlen=self.steps)  # rows
 
-    def see(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
-        """What is to be said after these steps; raises where the embeddings have collapsed."""
-        said = []
+    def read(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
+        """Notes to print after these steps; raises where the embeddings have collapsed."""
+        notes = []
         for row in rows:
-            self._spreads = [*self._spreads, row["spread"]][-self.steps :]
-            self._still = [*self._still, (row["zero_gradients"], row["loss"])][-self.steps :]
-            if len(self._spreads) < self.steps:
+            self._last.append(row)
+            if len(self._last) < self.steps:
                 continue
-            now = math.fsum(self._spreads) / self.steps
+            now = self._mean("spread")
             self.largest = max(self.largest, now)
-            self._low = self._low + 1 if now < GONE and now < SHARE * self.largest else 0
-            if self._low == self.patience:
+            collapsed = now < COLLAPSED_SPREAD and now < COLLAPSED_SHARE * self.largest
+            self._collapsed_for = self._collapsed_for + 1 if collapsed else 0
+            if self._collapsed_for == self.patience:
                 raise self._collapsed(now, row)
-            if not self._told and math.fsum(share for share, _ in self._still) / self.steps > STILL:
-                self._told = True
-                said.append(self._no_gradient(row))
-        return said
+            if not self._noted and self._mean("zero_gradients") > MOSTLY_ZERO:
+                self._noted = True
+                notes.append(self._no_gradient(row))
+        return notes
+
+    def _mean(self, name: str) -> float:
+        return math.fsum(row[name] for row in self._last) / self.steps
 
     def _collapsed(self, now: float, row: Mapping[str, float]) -> TrainingError:
         return TrainingError(
@@ -85,10 +92,9 @@ class Watch:
         )
 
     def _no_gradient(self, row: Mapping[str, float]) -> str:
-        still = math.fsum(share for share, _ in self._still) / self.steps
-        loss = math.fsum(value for _, value in self._still) / self.steps
-        begin = f"step {row['step']:.0f}: {still:.0%} of the embeddings get no gradient, the loss is {loss:.3g}"
-        return f"{begin}; {self.reach}"
+        zero, loss = self._mean("zero_gradients"), self._mean("loss")
+        begin = f"step {row['step']:.0f}: {zero:.0%} of the embeddings get no gradient, the loss is {loss:.3g}"
+        return f"{begin}; {self.advice}"
 
 
 def advice(name: str, arguments: Mapping[str, object]) -> str:

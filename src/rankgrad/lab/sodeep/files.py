@@ -66,6 +66,6 @@ def read(path: str | os.PathLike[str]) -> tuple[Sorter, dict[str, Any] | None]:
     try:
         sorter.load_state_dict(weights)
     except RuntimeError as error:
-        told = " ".join(str(error).split())[:200]
-        raise ValueError(f"path: the weights in {os.fspath(path)!r} do not fit its sizes ({told})") from None
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"path: the weights in {os.fspath(path)!r} do not fit its sizes ({reason})") from None
     return sorter.requires_grad_(False), about["recipe"]

@@ -33,7 +33,7 @@ class TextTask(RetrievalTask):
         super().__init__(config, device)
         if self.graded:
             self.headline = "NDCG@10"
-            self.told = [self._graded_counts(), *self.told[1:]]
+            self.notes = [self._graded_counts(), *self.notes[1:]]
 
     @property
     def graded(self) -> bool:
@@ -144,14 +144,14 @@ class TextTask(RetrievalTask):
     def _graded_counts(self) -> str:
         assert isinstance(self.source, graded.GradedSource) and self.gallery is not None
         lists = self.source.judgements
-        told = f"trains on {len(lists.query):,} graded documents of {len(lists.queries):,} queries"
-        return f"{told}, tests on {len(self.query):,} queries that search {len(self.gallery):,} documents"
+        training = f"trains on {len(lists.query):,} graded documents of {len(lists.queries):,} queries"
+        return f"{training}, tests on {len(self.query):,} queries that search {len(self.gallery):,} documents"
 
     @classmethod
     def listing(cls) -> dict[str, dict[str, str]]:
         """Losses and kinds of data, a line each."""
         return {
-            "loss": {name: told for name, (_, told) in losses.OURS.items()}
+            "loss": {name: line for name, (_, line) in losses.OURS.items()}
             | {"ndcg": "NDCG, for graded lists", "auto": "pair for labels and pairs, ndcg for graded lists"},
             "data": {kind: f"a file with the columns {', '.join(roles)}" for kind, roles in data.KINDS.items()},
         }

@@ -64,14 +64,14 @@ def write_bytes(path: Path, content: bytes | memoryview, before: Callable[[], ob
 
 def not_written(path: Path, error: OSError, size: int) -> UserError:
     """The error of a file that cannot be written: which one, why, and what it needs where the disk is full."""
-    told = f"{path}: cannot be written ({error.strerror or error})"
+    message = f"{path}: cannot be written ({error.strerror or error})"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         with suppress(OSError):
             free = shutil.disk_usage(path.parent).free
-            told += f"; it needs {_megabytes(size)}, {_megabytes(free)} are free"
+            message += f"; it needs {_megabytes(size)}, {_megabytes(free)} are free"
     if path.is_file():
-        told += "; the file that was there is unchanged"
-    return UserError(told)
+        message += "; the file that was there is unchanged"
+    return UserError(message)
 
 
 def _megabytes(size: int) -> str:

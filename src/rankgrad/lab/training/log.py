@@ -39,8 +39,8 @@ def read_table(path: Path, columns: Sequence[str] = ("step",)) -> list[dict[str,
 def _rows(path: Path, lines: Iterator[list[str]], columns: Sequence[str]) -> list[dict[str, float]]:
     head = next(lines, [])
     if head and not set(columns) <= set(head):
-        told = textwrap.shorten(",".join(head), 80)
-        raise UserError(f"{path} line 1: expected the columns {', '.join(columns)}, received {told!r}")
+        shown = textwrap.shorten(",".join(head), 80)
+        raise UserError(f"{path} line 1: expected the columns {', '.join(columns)}, received {shown!r}")
     rows = []
     for number, cells in enumerate(lines, 2):
         try:
@@ -48,8 +48,8 @@ def _rows(path: Path, lines: Iterator[list[str]], columns: Sequence[str]) -> lis
         except ValueError:
             if next(lines, None) is None and len(cells) <= len(head):
                 break
-            told = textwrap.shorten(",".join(cells), 80)
-            raise UserError(f"{path} line {number}: expected {len(head)} numbers, received {told!r}") from None
+            shown = textwrap.shorten(",".join(cells), 80)
+            raise UserError(f"{path} line {number}: expected {len(head)} numbers, received {shown!r}") from None
     return rows
 
 

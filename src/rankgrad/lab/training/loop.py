@@ -1,5 +1,7 @@
-"""The training loop, for any task: exact to resume, equal on one process or several, stops at a loss that is not
-finite.
+"""The training loop, for any task.
+
+A resumed run equals one that was never stopped, a run in several processes equals one in a single process, and a
+loss that is not finite stops the run.
 
 Nothing random is carried from step to step: each step seeds the generators from (seed, step, process), and a batch
 is a function of the step. So the state to save is the step, the weights, the optimiser and the loss's own state.
@@ -30,6 +32,17 @@ from rankgrad.lab.training.task import Task
 READ_EVERY = 20
 
 
+class _Speed:
+    """Steps per second since a step. Evaluations and checkpoints are left out: after each, a new one begins."""
+
+    def __init__(self, step: int) -> None:
+        self._since, self._from_step = time.monotonic(), step
+
+    def steps_per_second(self, step: int) -> float:
+        """The speed up to this step."""
+        return (step - self._from_step) / (time.monotonic() - self._since)
+
+
 class Trainer:
     """One run of a task in a folder.
 
@@ -49,8 +62,9 @@ class Trainer:
         self.result = Result()
         self.log: log.Log | None = None  # in the process that writes
         self.callbacks = callbacks.build(config.callbacks) if distributed.process_index() == 0 else []
-        self._waiting: list[tuple[dict[str, float], dict[str, Tensor]]] = []
-        self._told: list[str] = []  # what the task has to say about the last steps
+        #: Rows of the last steps for ``steps.csv``, with the scalars that are still on the device.
+        self._unread: list[tuple[dict[str, float], dict[str, Tensor]]] = []
+        self._warnings: list[str] = []  # lines of :meth:`Task.watch` that are not printed yet
 
     @property
     def state_file(self) -> Path:
@@ -96,39 +110,43 @@ class Trainer:
         epoch = self.step // self.task.steps_per_epoch
         return self._epoch_ends() and (epoch % self.config.evaluate_every == 0 or self.step == self._total)
 
+    def _ended(self) -> bool:
+        return self.step >= self._total and not self._evaluation_is_due()
+
+    def _losses_are_read(self) -> bool:
+        """Whether the losses are read from the device after this step. All processes give the same answer."""
+        return self.device.type == "cpu" or self.step % READ_EVERY == 0 or self._epoch_ends()
+
     def _train(self, network: nn.Module, bar: log.Progress) -> None:
         """Steps and evaluations to the end, or until a signal asks to stop; checkpoints in between."""
         begin, saved = time.monotonic() - self.result.seconds, time.monotonic()
         with signals.noted() as stop:
-            since, from_step = time.monotonic(), self.step
-            while (evaluate := self._evaluation_is_due()) or self.step < self._total:
-                if evaluate:
+            speed = _Speed(self.step)
+            while not self._ended():
+                if self._evaluation_is_due():
                     with suppress(Interrupted):  # the step is done, and a resumed run evaluates it
                         self._evaluate(bar, stop)
+                    speed = _Speed(self.step)
                 else:
                     self._train_one(network)
-                read = self.device.type == "cpu" or self.step % READ_EVERY == 0 or self._epoch_ends()
-                if read and not evaluate:
-                    bar.advance(self.step, self._read_losses())
-                    for line in self._told:
-                        bar.say(line)
-                    self._told.clear()
-                if self._epoch_ends() and not evaluate:
-                    items = (self.step - from_step) * self.task.items_per_step
-                    self.result.speed = items / (time.monotonic() - since)
+                    if self._losses_are_read():
+                        self._show_losses(bar)
+                    if self._epoch_ends():
+                        self.result.speed = speed.steps_per_second(self.step) * self.task.items_per_step
+                        speed = _Speed(self.step)
                 self.result.seconds = time.monotonic() - begin
-                # several processes agree where a GPU waits in any case
-                signal = stop.agreed(self.device) if read or not distributed.active() else 0
-                ended = self.step == self._total and not self._evaluation_is_due()
-                if ended or signal or time.monotonic() - saved >= 60 * self.config.save_minutes:
+                signal = self._signal(stop)
+                if self._ended() or signal or time.monotonic() - saved >= 60 * self.config.save_minutes:
                     if self.step:
                         self._save()
-                    saved = time.monotonic()
+                    saved, speed = time.monotonic(), _Speed(self.step)
                 if signal:
                     distributed.wait()  # until it is saved: torchrun ends all processes when one has ended
                     raise Interrupted(signal)
-                if evaluate or self._epoch_ends() or saved > since:
-                    since, from_step = time.monotonic(), self.step
+
+    def _signal(self, stop: signals.Stop) -> int:
+        """The signal that asks to stop, or 0; several processes agree on it only where a GPU waits in any case."""
+        return stop.agreed(self.device) if self._losses_are_read() or not distributed.active() else 0
 
     def _wrapped(self) -> nn.Module:
         network: nn.Module = self.task.network
@@ -155,7 +173,7 @@ class Trainer:
             with optim.autocast(config.precision, self.device):
                 loss = self.task.batch_loss(network, self.step)
         except NotANumberError:
-            raise self._lost(math.nan, self.step + 1, rate) from None
+            raise self._not_finite(math.nan, self.step + 1, rate) from None
         self.scaler.scale(loss).backward()
         optim.hold_back(self.optimizer)
         self.scaler.unscale_(self.optimizer)
@@ -165,30 +183,38 @@ class Trainer:
         self.scaler.update()
         self.step += 1
         row = {"step": float(self.step), "epoch": (self.step - 1) // self.task.steps_per_epoch + 1.0, "lr": rate}
-        told = {"loss": loss, "gradient_norm": norm, **self.task.parts}
-        self._waiting.append((row, {name: value.detach().float() for name, value in told.items()}))
+        scalars = {"loss": loss, "gradient_norm": norm, **self.task.parts}
+        self._unread.append((row, {name: value.detach().float() for name, value in scalars.items()}))
+
+    def _show_losses(self, bar: log.Progress) -> None:
+        """Read the losses, show the last one, and print what the task warns of."""
+        bar.advance(self.step, self._read_losses())
+        for line in self._warnings:
+            bar.say(line)
+        self._warnings.clear()
 
     def _read_losses(self) -> str:
-        """Bring the losses of the last steps from the device, write them down, stop if one is not finite."""
-        if not self._waiting:
+        """Log the losses of the last steps, stop if one is not finite; returns the last one as text."""
+        if not self._unread:
             return ""
-        names = list(self._waiting[0][1])
-        values = torch.stack([told[name] for _, told in self._waiting for name in names]).reshape(-1, len(names))
+        names = list(self._unread[0][1])
+        # One tensor of all scalars: one transfer from the device.
+        values = torch.stack([scalars[name] for _, scalars in self._unread for name in names])
         rows = [
             {**row, **dict(zip(names, numbers, strict=True))}
-            for (row, _), numbers in zip(self._waiting, values.tolist(), strict=True)
+            for (row, _), numbers in zip(self._unread, values.reshape(-1, len(names)).tolist(), strict=True)
         ]
-        self._waiting.clear()
+        self._unread.clear()
         finite = [row for row in rows if math.isfinite(row["loss"])]
         if self.log is not None:
             self.log.add_steps(finite)
         for row in rows:
             if not math.isfinite(row["loss"]):
-                raise self._lost(row["loss"], int(row["step"]), row["lr"])
-        self._told += self.task.watch(finite)
+                raise self._not_finite(row["loss"], int(row["step"]), row["lr"])
+        self._warnings += self.task.watch(finite)
         return f"loss {rows[-1]['loss']:.4f}"
 
-    def _lost(self, loss: float, step: int, rate: float) -> TrainingError:
+    def _not_finite(self, loss: float, step: int, rate: float) -> TrainingError:
         epoch = (step - 1) // self.task.steps_per_epoch + 1
         kept = f"the checkpoint before it is {self.state_file}" if self.state_file.is_file() else "no checkpoint"
         return TrainingError(
@@ -214,7 +240,7 @@ class Trainer:
         self.result.last = row
         if self.step == 0:
             self.result.first = row
-        if self._place(row) > self._place(self.result.best):
+        if self._order(row) > self._order(self.result.best):
             self.result.best = row
             if self.log is not None:
                 self._save_weights("best", row)
@@ -222,8 +248,8 @@ class Trainer:
             self.log.add_evaluation(row)
         bar.say(f"epoch {epoch:3d}  {log.in_words(metrics)}")
 
-    def _place(self, row: dict[str, float]) -> tuple[float, float]:
-        """By which evaluations are compared: the headline metric, then the one that breaks ties."""
+    def _order(self, row: dict[str, float]) -> tuple[float, float]:
+        """The key by which evaluations are compared: the headline metric, then the one that breaks ties."""
         return row.get(self.task.headline, -math.inf), row.get(self.task.tie_break, -math.inf)
 
     def _save_weights(self, name: str, row: dict[str, float]) -> None:
@@ -246,7 +272,7 @@ class Trainer:
         checkpoint.save_state(self.state_file, state)
 
     def _resume(self, previous: bool) -> None:
-        """The state of the last checkpoint, or of the one before it; a damaged one says which are whole."""
+        """Load the last checkpoint or the one before it; the error of a damaged one says if there is another."""
         before = checkpoint.previous_of(self.state_file)
         if previous:
             if not before.is_file():
@@ -260,7 +286,7 @@ class Trainer:
             try:
                 state = self._state(self.state_file)
             except UserError as error:
-                raise UserError(f"{error}; {self._whole(before)}") from None
+                raise UserError(f"{error}; {self._advice(before)}") from None
         elif before.is_file():  # stopped between two renames, where a file system has no hard links
             state = self._state(before)
         else:
@@ -274,7 +300,8 @@ class Trainer:
         state: State = checked(checkpoint.load_state(path), State, f"--resume: {path}")
         return state
 
-    def _whole(self, before: Path) -> str:
+    def _advice(self, before: Path) -> str:
+        """Whether a run whose last checkpoint is damaged can continue from the one before it."""
         if before.is_file():
             with suppress(UserError):
                 step = self._state(before)["step"]

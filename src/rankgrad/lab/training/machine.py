@@ -78,8 +78,8 @@ def describe(device: torch.device) -> dict[str, str]:
 
 def summary(device: torch.device) -> str:
     """Hardware and versions, for the head of a table."""
-    told = describe(device)
-    return f"{told['hardware']}; {told['versions']}"
+    described = describe(device)
+    return f"{described['hardware']}; {described['versions']}"
 
 
 def duration(seconds: float) -> str:

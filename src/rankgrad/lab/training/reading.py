@@ -36,8 +36,10 @@ def read(path: Path, most: int = MOST, argument: str = "") -> bytes:
 
 
 def read_lines(path: Path, most: int = 200_000_000, argument: str = "") -> list[str]:
-    """The lines of a text file (no list of a benchmark has more than 4 million bytes); bytes that are no UTF-8 are
-    named."""
+    """The lines of a text file; the error of one that is no UTF-8 names the line and the byte.
+
+    No list of a benchmark has more than 4 million bytes.
+    """
     content = read(path, most, argument)
     try:
         return content.decode("utf-8-sig").splitlines()

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from rankgrad.lab.training import reading
@@ -74,7 +74,8 @@ class DataNotes(TypedDict):
     """``data.json``, as far as it is read again."""
 
     counts: NotRequired[dict[str, int]]
-    told: NotRequired[list[str]]
+    #: ``told`` in the folders of older runs.
+    notes: NotRequired[Annotated[list[str], Field(validation_alias=AliasChoices("notes", "told"))]]
     headline: NotRequired[str]
     advice: NotRequired[str]
 
@@ -127,6 +128,13 @@ def read_json(path: Path, kind: Any) -> Any:
 def read_json_if_there(path: Path, kind: Any) -> Any:
     """The same; None where there is no such file."""
     return read_json(path, kind) if path.is_file() else None
+
+
+def data_notes(run: Path) -> DataNotes:
+    """``data.json`` of a run, or of the first of several seeds; empty where there is none."""
+    files = [path for path in (run / "data.json", *sorted(run.glob("seed-*/data.json"))) if path.is_file()]
+    notes: DataNotes = read_json(files[0], DataNotes) if files else DataNotes()
+    return notes
 
 
 def _fault(error: ValidationError, name: str) -> UserError:

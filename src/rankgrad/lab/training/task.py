@@ -10,9 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rankgrad import distributed
 from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.config import RunConfig
+from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Trained
+
+
+def check_batch_size(size: int) -> None:
+    """Require a batch that the processes can share in equal parts."""
+    if size % distributed.count():
+        several = f"a multiple of the {distributed.count()} processes"
+        raise UserError(f"batch.size: expected {several}, received {size}")
 
 
 class Task(ABC):
@@ -37,7 +46,7 @@ class Task(ABC):
     items_per_step: int  #: items in a batch, of all processes
     #: Scalars of the last step to log beside the loss; the same names in every step, NaN if not known.
     parts: dict[str, Tensor]
-    told: Sequence[str] = ()  #: what to say about the data before training begins, a line each
+    notes: Sequence[str] = ()  #: lines about data and settings, printed before training begins
 
     @abstractmethod
     def __init__(self, config: Any, device: torch.device) -> None: ...

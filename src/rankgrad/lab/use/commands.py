@@ -145,15 +145,15 @@ def detect(
     with log.progress("detecting", len(paths), 0, show=True) as bar:
         found = network.detect(paths, progress=bar.advance)
     least = _threshold(run if run.is_dir() else run.parent) if score is None else score
-    told, drawn = {}, 0
+    by_file, drawn = {}, 0
     for path, name, one in zip(paths, drawing.names(paths), found, strict=True):
         rows = list(zip(one["boxes"].tolist(), one["scores"].tolist(), one["labels"].tolist(), strict=True))
         boxes = [{"class": network.classes[c - 1], "score": s, "box": b} for b, s, c in rows]
-        told[str(path)] = boxes
+        by_file[str(path)] = boxes
         shown = [box for box in boxes if box["score"] >= least]
         drawn += len(shown)
         drawing.draw(path, out / name, shown, network.classes)
-    write_text(out / "detections.json", json.dumps(told))
+    write_text(out / "detections.json", json.dumps(by_file))
     print(printable(f"{drawn} boxes with a score of at least {least:.2g} on {len(paths)} images in {out}"))
 
 

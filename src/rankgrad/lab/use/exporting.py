@@ -87,7 +87,7 @@ def _torch_export(wanted: Exportable, path: Path) -> Callable[..., Tensor]:
 
 def _onnx(wanted: Exportable, path: Path) -> Callable[..., Tensor]:
     import onnxruntime
-    import onnxscript  # noqa: F401  # what torch.onnx needs: told before the network is traced
+    import onnxscript  # noqa: F401  # torch.onnx needs it: an error before the network is traced
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "# The axis name")  # two inputs share their dimensions

@@ -103,8 +103,8 @@ def read(path: Path) -> Index:
     try:
         index = faiss.deserialize_index(np.frombuffer(content, np.uint8))
     except (ValueError, RuntimeError, MemoryError) as error:
-        told = str(error).strip().rpartition("\n")[2]
-        raise UserError(f"INDEX: {path} was not written by rankgrad embed, or is broken ({told})") from None
+        reason = str(error).strip().rpartition("\n")[2]
+        raise UserError(f"INDEX: {path} was not written by rankgrad embed, or is broken ({reason})") from None
     if index.ntotal != len(names):
         raise UserError(f"INDEX: {path} has {index.ntotal} embeddings, {_beside(path)} {len(names)} names")
     if not Path(checkpoint).is_file():

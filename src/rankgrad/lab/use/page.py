@@ -37,8 +37,8 @@ def write(path: Path, queries: list[str], found: list[list[tuple[str, float]]], 
 
 
 def _figure(name: str, caption: str, kind: str) -> str:
-    told = escape(name)
-    shown = f'<img src="{_thumbnail(Path(name))}" alt="{told}" title="{told}">' if Path(name).is_file() else ""
+    label = escape(name)
+    shown = f'<img src="{_thumbnail(Path(name))}" alt="{label}" title="{label}">' if Path(name).is_file() else ""
     return f'<figure class="{kind}">{shown}<figcaption>{escape(caption)}</figcaption></figure>'
 
 

@@ -74,7 +74,7 @@ def inside(name: str, place: str) -> str:
 
 
 def check_counts(config: Described, found: dict[str, int], protocol: dict[str, int]) -> None:
-    """Require the sizes of the protocol, unless told not to."""
+    """Require the sizes of the protocol, unless ``data.counts`` is ``any``."""
     wrong = [
         f"{name} {found[name]:,} instead of {wanted:,}"
         for name, wanted in protocol.items()
