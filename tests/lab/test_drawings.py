@@ -49,7 +49,7 @@ def task_of(root, *settings):
 def test_drawings_are_not_mirrored(tmp_path, how):
     task = task_of(drawn_set(tmp_path / "data", **how))
     assert task.config.view.flip is False
-    assert any(line.endswith("not mirrored (view.flip)") for line in task.told)
+    assert any(line.endswith("not mirrored (view.flip)") for line in task.notes)
     assert recipes.checked(task.config.model_dump(mode="json"))[1] == task.config  # saved as it is
 
 
@@ -60,7 +60,7 @@ def test_a_setting_is_taken_as_it_is(tmp_path):
 def test_photographs_are_mirrored(tmp_path):
     """In colour, and in grey."""
     task = task_of(images.folder_set(tmp_path / "colour", classes=8))
-    assert task.config.view.flip is True and not any("mirrored" in line for line in task.told)
+    assert task.config.view.flip is True and not any("mirrored" in line for line in task.notes)
     grey = images.folder_set(tmp_path / "grey", classes=8)
     for path in grey.rglob("*.png"):
         Image.open(path).convert("L").save(path)
