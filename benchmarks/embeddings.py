@@ -65,7 +65,7 @@ AS_IT_STANDS = "folder as it stands"
 RATES = (1e-5, 3e-5, 1e-4)
 HEADS = (1, 10)  #: rates of the layers behind the backbone, times its own
 TINY = "backbone=tiny weights=none embedding=128 view.resize=28 view.crop=28"
-SMALL = f"{TINY} precision=fp32 view.scale=0.6 view.flip=false data.cache=device"
+SMALL = f"{TINY} precision=fp32 data.cache=device"
 
 
 class DataSet(NamedTuple):

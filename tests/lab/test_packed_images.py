@@ -36,7 +36,7 @@ def test_one_wide_image_does_not_make_a_batch_wide(monkeypatch):
     used = int((batch.height * batch.width).sum())
     assert padded(batch)[1] < 4 * used < 33 * 1024 * 1024
     assert sorted(torch.cat(like_sizes(batch)).tolist()) == list(range(33))
-    view = View(resize=64, crop=56, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    view = View(resize=64, crop=56, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), scale=0.2, flip=True)
     boxes, flips = augment.training_boxes(batch.height, batch.width, view, torch.Generator().manual_seed(0))
     apart = augment.crops(batch, boxes, flips, view)
     look = detection.View(short=60, long=100)

@@ -23,7 +23,7 @@ import images
 
 CPU = torch.device("cpu")
 TINY = ["backbone=tiny", "weights=none", "precision=fp32", "view.resize=16", "view.crop=12", "device=cpu"]
-SMALL = View(resize=16, crop=12, mean=MEAN, std=STD)
+SMALL = View(resize=16, crop=12, mean=MEAN, std=STD, scale=0.2, flip=True)
 
 
 def read(name, root, **settings):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 def test_crops_equal_those_of_the_cpu():
     images = [torch.randint(256, shape, dtype=torch.uint8) for shape in ((40, 64, 3), (70, 40, 3), (40, 40, 3))]
     batch = PackedImages.of(images)
-    view = View(resize=40, crop=32, mean=MEAN, std=STD)
+    view = View(resize=40, crop=32, mean=MEAN, std=STD, scale=0.2, flip=True)
     boxes, flips = augment.training_boxes(batch.height, batch.width, view, torch.Generator().manual_seed(0))
     expected = augment.crops(batch, boxes, flips, view)
     found = augment.crops(batch.to(torch.device("cuda")), boxes, flips, view)

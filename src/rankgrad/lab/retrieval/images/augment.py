@@ -55,7 +55,7 @@ def resized_boxes(height: Tensor, width: Tensor, smallest: float, generator: tor
 def training_boxes(height: Tensor, width: Tensor, view: View, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Boxes ``[N, 4]`` and which images to mirror ``[N]``, for images of these sizes."""
     crop = view.crop
-    assert crop is not None  # of a view that is complete
+    assert crop is not None and view.scale is not None  # of a view that is complete
     if view.augment == "resized_crop":
         boxes = resized_boxes(height, width, view.scale, generator)
     elif view.augment == "crop":

@@ -11,7 +11,7 @@ from rankgrad.lab.training.config import Count, Section, Side, Width
 from rankgrad.lab.vision.images import MEAN, STD
 
 #: What ``auto`` means for a pretrained network, and for one from scratch (weights=none).
-AUTO_LR, AUTO_EPOCHS = (3e-5, SCRATCH_LR), (15, 90)
+AUTO_LR, AUTO_EPOCHS, AUTO_SCALE = (3e-5, SCRATCH_LR), (15, 90), (0.2, 0.6)
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Channels = tuple[float, float, float]
 
@@ -40,7 +40,7 @@ class View(Section):
     mean: Channels | None = None  # mean of each channel that is subtracted, in [0, 1]
     std: Channels | None = None  # standard deviation of each channel
     augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation of training images
-    scale: Fraction = 0.2  # resized_crop: the smallest share of the area
+    scale: Fraction | None = None  # resized_crop: the smallest share of the area; not set: 0.2, from scratch 0.6
     flip: bool | None = None  # whether half of the training images are mirrored; not set: unless they are drawings
 
 
