@@ -7,20 +7,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rankgrad.lab.training.config import Count, Many, NonNegative, Positive, RunConfig, Section, Side, Width
+from rankgrad.lab.training.config import Many, NonNegative, Positive, RunConfig, Section, Side, Width
+from rankgrad.lab.vision.config import ImageData
 
 Factor = Annotated[float, Field(gt=0, le=16)]
 
 
-class Data(Section):
+class Data(ImageData):
     """Which images and boxes, and how they are read."""
 
     name: Literal["voc07", "voc0712", "voc", "coco"]  # the data set, see `rankgrad ls`
-    root: str | None = None  # the folder of the data set (--data)
-    counts: Literal["protocol", "any"] = "protocol"  # protocol: refuse a data set that has not the official size
-    broken: Literal["refuse", "skip"] = "refuse"  # what to do with files that are missing or cannot be read
-    cache: Literal["ram", "device", "none"] = "ram"  # where decoded images are kept
-    workers: Count = 8  # threads that decode images
     train: str = "trainval"  # voc: the list in ImageSets/Main to train on; coco: how the annotations' name begins
     test: str = "test"  # the same for the test images
     test_limit: Annotated[int, Field(ge=0)] = 0  # test on the first so many images only; 0: all

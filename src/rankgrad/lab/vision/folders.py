@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.vision.config import ImageData
 from rankgrad.lab.vision.images import SUFFIXES
 
 
@@ -28,23 +28,7 @@ def image_files(images: Sequence[str | Path]) -> list[Path]:
     return paths
 
 
-class Described(Protocol):
-    """Settings of a data set."""
-
-    @property
-    def name(self) -> str:
-        """Which data set."""
-
-    @property
-    def root(self) -> str | None:
-        """The folder the user points at."""
-
-    @property
-    def counts(self) -> str:
-        """``protocol`` refuses a data set of another size than the official one."""
-
-
-def root_of(config: Described) -> Path:
+def root_of(config: ImageData) -> Path:
     """The folder the user points at."""
     if config.root is None:
         raise UserError(f"--data: the data set {config.name!r} needs a folder, say --data DIR")
@@ -73,7 +57,7 @@ def inside(name: str, place: str) -> str:
     return name
 
 
-def check_counts(config: Described, found: dict[str, int], protocol: dict[str, int]) -> None:
+def check_counts(config: ImageData, found: dict[str, int], protocol: dict[str, int]) -> None:
     """Require the sizes of the protocol, unless ``data.counts`` is ``any``."""
     wrong = [
         f"{name} {found[name]:,} instead of {wanted:,}"

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rankgrad.lab.retrieval.config import SCRATCH_LR, RetrievalConfig
-from rankgrad.lab.training.config import Count, Section, Side, Width
+from rankgrad.lab.training.config import Section, Side, Width
+from rankgrad.lab.vision.config import ImageData
 from rankgrad.lab.vision.images import MEAN, STD
 
 #: What ``auto`` means for a pretrained network, and for one from scratch (weights=none).
@@ -16,15 +17,10 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Channels = tuple[float, float, float]
 
 
-class Data(Section):
+class Data(ImageData):
     """Which images, and how they are read."""
 
     name: Literal["digits", "folder", "cub", "sop", "inshop"]  # the data set, see `rankgrad ls`
-    root: str | None = None  # the folder of the data set (--data)
-    counts: Literal["protocol", "any"] = "protocol"  # protocol: refuse a data set that has not the official size
-    broken: Literal["refuse", "skip"] = "refuse"  # what to do with images that are missing or cannot be decoded
-    cache: Literal["ram", "device", "none"] = "ram"  # where decoded images are kept
-    workers: Count = 8  # threads that decode images
     test_share: Fraction = 0.5  # folder: share of the classes to test on; 1 to evaluate on all
     split_seed: Annotated[int, Field(ge=0)] = 0  # folder: seed of the choice of test classes
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0  # test on this share of the *training* classes instead
