@@ -81,10 +81,10 @@ def test_resume_is_exact_to_the_bit(root, trained, tmp_path, monkeypatch, stop):
 
 def test_a_checkpoint_is_torchvisions(trained):
     """The weights load into a stock FasterRCNN of the same shape, and eval measures what training measured."""
-    weights, notes = checkpoint.load_weights(trained / "last.safetensors")
-    _, config = recipes.checked(notes["config"])
-    ours = model.rebuild(config.model, config.view, regions=32, notes=notes, weights=weights)
-    assert notes["classes"] == list(scenes.NAMES)
+    weights, metadata = checkpoint.load_weights(trained / "last.safetensors")
+    _, config = recipes.checked(metadata["config"])
+    ours = model.rebuild(config.model, config.view, regions=32, metadata=metadata, weights=weights)
+    assert metadata["classes"] == list(scenes.NAMES)
     assert isinstance(ours, FasterRCNN)
     keys = set(weights)
     assert {

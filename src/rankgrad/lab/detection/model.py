@@ -187,18 +187,18 @@ def build(
     """The network of these settings, and what a checkpoint must hold to build it without the weights' file."""
     torch.manual_seed(seed)
     body, moved = backbone(config)
-    notes = {"stride_in_1x1": moved, "classes": list(classes)}
-    return _detector(body, config, view, regions, len(classes)), notes
+    metadata = {"stride_in_1x1": moved, "classes": list(classes)}
+    return _detector(body, config, view, regions, len(classes)), metadata
 
 
 def rebuild(
-    config: Model, view: View, *, regions: int, notes: dict[str, Any], weights: dict[str, Tensor]
+    config: Model, view: View, *, regions: int, metadata: dict[str, Any], weights: dict[str, Tensor]
 ) -> Detector:
     """The network of a checkpoint."""
     body = _resnet(config.backbone, pretrained=False)
     body.fc = nn.Identity()
-    if notes.get("stride_in_1x1"):
+    if metadata.get("stride_in_1x1"):
         stride_in_1x1(body)
-    network = _detector(body, config, view, regions, len(notes["classes"]))
+    network = _detector(body, config, view, regions, len(metadata["classes"]))
     fill(network, weights)
     return network

@@ -316,9 +316,9 @@ class DetectionTask(Task):
     @classmethod
     def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
         """The metrics of a checkpoint on its data set's test images."""
-        config, _, notes = checkpoint
+        config, _, metadata = checkpoint
         network = _rebuilt(checkpoint).to(device)
-        _, source, classes = read_sources(config.data, config.view.longest(), device, tuple(notes["classes"]))
+        _, source, classes = read_sources(config.data, config.view.longest(), device, tuple(metadata["classes"]))
         with log.progress("detecting", len(source.scenes), 0, show=True) as bar:
             return measure(network, source, config, len(classes), bar.advance).summary()
 
@@ -327,7 +327,7 @@ class DetectionTask(Task):
         """From image files to boxes."""
         from rankgrad.lab.detection.trained import TrainedDetector
 
-        classes = tuple(checkpoint.notes["classes"])
+        classes = tuple(checkpoint.metadata["classes"])
         return TrainedDetector(checkpoint.config, _rebuilt(checkpoint), device, classes)
 
     @classmethod
@@ -340,9 +340,9 @@ class DetectionTask(Task):
 
 def _rebuilt(checkpoint: Checkpoint) -> model.Detector:
     """The network of a checkpoint."""
-    config, weights, notes = checkpoint
+    config, weights, metadata = checkpoint
     regions = config.batch.regions
-    return model.rebuild(config.model, config.view, regions=regions, notes=notes, weights=weights)
+    return model.rebuild(config.model, config.view, regions=regions, metadata=metadata, weights=weights)
 
 
 def _to_train_on(objects: Objects, size: tuple[float, float]) -> Objects:

@@ -141,13 +141,13 @@ class RankerTask(Task):
     @classmethod
     def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
         """The metrics of a checkpoint on the test queries of its data set."""
-        config, _, notes = checkpoint
+        config, _, metadata = checkpoint
         split = read(config.data)
-        if split.names != notes["features"]:
-            odd = sorted(set(split.names) ^ set(notes["features"]))
+        if split.names != metadata["features"]:
+            odd = sorted(set(split.names) ^ set(metadata["features"]))
             difference = f"only one of them has {', '.join(odd[:5])}" if odd else "they are in another order"
             raise UserError(
-                f"--data: expected the {len(notes['features'])} features of the checkpoint, {difference}"
+                f"--data: expected the {len(metadata['features'])} features of the checkpoint, {difference}"
             )
         _require_relevant("test", split.test, config.relevant)
         network = rebuild(checkpoint).to(device)
@@ -156,7 +156,7 @@ class RankerTask(Task):
     @classmethod
     def trained(cls, checkpoint: Checkpoint, device: torch.device) -> TrainedRanker:
         """From features to scores."""
-        return TrainedRanker(checkpoint.config, rebuild(checkpoint), device, checkpoint.notes["features"])
+        return TrainedRanker(checkpoint.config, rebuild(checkpoint), device, checkpoint.metadata["features"])
 
     @classmethod
     def report_sections(cls, run: Path, config: Config, beside: Sequence[Path]) -> list[tuple[str, str]]:
@@ -168,7 +168,7 @@ class RankerTask(Task):
 
 def rebuild(checkpoint: Checkpoint) -> model.Ranker:
     """The network of a checkpoint."""
-    network = model.Ranker(len(checkpoint.notes["features"]), checkpoint.config.model)
+    network = model.Ranker(len(checkpoint.metadata["features"]), checkpoint.config.model)
     fill(network, checkpoint.weights)
     return network
 

@@ -153,10 +153,10 @@ def checkpoint_of(run: str | Path, weights: str = "best") -> Path:
 
 def of_checkpoint(path: Path, overrides: Sequence[str] = ()) -> tuple[type[Task], Checkpoint]:
     """The checkpoint of a file, and its task."""
-    weights, notes = load_weights(path)
-    settings = task_of(notes["config"]).located(notes["config"], path.parent)
+    weights, metadata = load_weights(path)
+    settings = task_of(metadata["config"]).located(metadata["config"], path.parent)
     task, config = checked(settings, overrides, saved=True)
-    return task, Checkpoint(config, weights, notes)
+    return task, Checkpoint(config, weights, metadata)
 
 
 def dump(config: RunConfig) -> str:

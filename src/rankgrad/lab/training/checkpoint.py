@@ -32,11 +32,11 @@ _COMMENT = len(_MARK) + 64
 
 
 class Checkpoint(NamedTuple):
-    """The weights of a run, the settings they were trained with, and notes: what ``Task.metadata`` gave."""
+    """The weights of a run, the settings they were trained with, and what ``Task.metadata`` gave."""
 
     config: Any
     weights: dict[str, Tensor]
-    notes: dict[str, Any]
+    metadata: dict[str, Any]
 
 
 def write_bytes(path: Path, content: bytes | memoryview, before: Callable[[], object] = lambda: None) -> None:
@@ -223,14 +223,14 @@ def read_tensors(path: Path, argument: str) -> tuple[dict[str, Tensor], dict[str
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and the metadata :func:`save_weights` wrote."""
-    from rankgrad.lab.training.run_files import CheckpointNotes, checked_json
+    from rankgrad.lab.training.run_files import CheckpointMetadata, checked_json
 
     if not path.is_file():
         raise UserError(f"RUN: no such file or folder {str(path)!r}")
     tensors, notes = read_tensors(path, "RUN")
     if "rankgrad" not in notes:
         raise UserError(f"RUN: {path} was not written by rankgrad (no settings in its metadata)")
-    metadata: dict[str, Any] = checked_json(notes["rankgrad"], CheckpointNotes, f"RUN: {path}, metadata")
+    metadata: dict[str, Any] = checked_json(notes["rankgrad"], CheckpointMetadata, f"RUN: {path}, metadata")
     return tensors, metadata
 
 

@@ -51,7 +51,7 @@ class State(TypedDict):
     result: Result
 
 
-class CheckpointNotes(TypedDict):
+class CheckpointMetadata(TypedDict):
     """The metadata of ``best.safetensors`` and ``last.safetensors``; a task adds keys of its own."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]

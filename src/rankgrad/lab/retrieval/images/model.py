@@ -224,10 +224,10 @@ def build(config: Model, crop: int, seed: int) -> tuple[Embedder, dict[str, Any]
     return _embedder(backbone, config, crop), {"stride_in_1x1": moved}
 
 
-def rebuild(config: Model, crop: int, notes: dict[str, Any], weights: dict[str, Tensor]) -> Embedder:
+def rebuild(config: Model, crop: int, metadata: dict[str, Any], weights: dict[str, Tensor]) -> Embedder:
     """The network of a checkpoint."""
     backbone = _backbone(config.backbone, pretrained=False)
-    if notes.get("stride_in_1x1"):
+    if metadata.get("stride_in_1x1"):
         stride_in_1x1(backbone)
     network = _embedder(backbone, config, crop)
     fill(network, weights)

@@ -70,12 +70,12 @@ class ImageTask(RetrievalTask):
         return config.model.weights != "none"
 
     def _length(self) -> str:
-        view, told = self.config.view, [super()._length()]
+        view, parts = self.config.view, [super()._length()]
         if view.test_crop != view.crop:
-            told.append(f"crops of {view.crop} pixels, tested at {view.test_crop} (view.test_crop)")
+            parts.append(f"crops of {view.crop} pixels, tested at {view.test_crop} (view.test_crop)")
         if not view.flip and self.config.data.name == "folder":
-            told.append("not mirrored (view.flip)")
-        return ", ".join(told)
+            parts.append("not mirrored (view.flip)")
+        return ", ".join(parts)
 
     def _other_split(self) -> str:
         config = self.config.data
@@ -83,12 +83,12 @@ class ImageTask(RetrievalTask):
         return "; data.test_share and data.split_seed choose the classes to test on" if chosen else ""
 
     def _warnings(self) -> list[str]:
-        told = super()._warnings()
+        warnings = super()._warnings()
         if self.config.model.pooling == "auto" and not any(
             isinstance(one, Pool) for one in self.network.modules()
         ):
-            told.append(f"{self.config.model.backbone} keeps its own pooling, which avg+max cannot replace")
-        return told
+            warnings.append(f"{self.config.model.backbone} keeps its own pooling, which avg+max cannot replace")
+        return warnings
 
     @classmethod
     def sources(cls, config: Config, device: torch.device, *, train: bool) -> Sources:
@@ -112,8 +112,8 @@ class ImageTask(RetrievalTask):
     @classmethod
     def rebuild(cls, checkpoint: Checkpoint) -> model.Embedder:
         """The network of a checkpoint."""
-        config, weights, notes = checkpoint
-        return model.rebuild(config.model, config.view.crop, notes, weights)
+        config, weights, metadata = checkpoint
+        return model.rebuild(config.model, config.view.crop, metadata, weights)
 
     @classmethod
     def trained(cls, checkpoint: Checkpoint, device: torch.device) -> TrainedImageEmbedder:
