@@ -216,10 +216,10 @@ def test_miners():
     ("call", "message"),
     [
         (lambda: make("recal"), "^loss: unknown name 'recal', did you mean 'recall'"),
-        (lambda: make("pml:FastAPLos"), "^loss: unknown name 'pml:FastAPLos', did you mean 'FastAPLoss'"),
+        (lambda: make("pml:FastAPLos"), "^loss: unknown name 'pml:FastAPLos', did you mean 'pml:FastAPLoss'"),
         (
             lambda: make("surrogate:smoothapp"),
-            "^loss: unknown name 'surrogate:smoothapp', did you mean",
+            "^loss: unknown name 'surrogate:smoothapp', did you mean 'surrogate:smoothap'",
         ),
         (lambda: make("surrogate:smoothap", tau=1), r"^loss\.tau: unknown argument of smoothap"),
         (lambda: make("recall", lamm=1), r"^loss\.lamm: unknown argument of RecallLoss, did you mean 'lam'"),

@@ -211,6 +211,25 @@ def test_of_evaluations_with_the_same_recall_the_best_is_the_one_with_more_map(t
     assert checkpoint.load_weights(folder / "best.safetensors")[1]["metrics"]["epoch"] == 1
 
 
+def test_of_equal_evaluations_the_best_is_the_last(tmp_path, monkeypatch, capsys):
+    """Where nothing can be gained, the network to use is the trained one."""
+    from rankgrad.lab.retrieval.task import RetrievalTask
+
+    inner = RetrievalTask.evaluate
+    monkeypatch.setattr(RetrievalTask, "evaluate", lambda self: {**inner(self), "R@1": 100.0, "mAP@R": 100.0})
+    settings = [*SHORT, "evaluate_first=true"]
+    _, (result,) = run.run("digits", settings, out=str(tmp_path / "equal"))
+    assert result.best["epoch"] == 2 and "before training" not in capsys.readouterr().out
+    falling = iter([90.0, 80.0, 70.0])
+    monkeypatch.setattr(
+        RetrievalTask, "evaluate", lambda self: {**inner(self), "R@1": 95.0, "mAP@R": next(falling)}
+    )
+    folder, (result,) = run.run("digits", settings, out=str(tmp_path / "worse"))
+    assert result.best["epoch"] == 0
+    (line,) = run.below_start(folder, [result])
+    assert line == "best.safetensors is the network before training; the trained one is last.safetensors"
+
+
 def test_nan_embeddings_stop_the_run(tmp_path):
     with pytest.raises(UserError, match=r"^loss: nan at step"):
         run.run("digits", [*SHORT, "lr=1e18", "optim.schedule=constant"], out=str(tmp_path / "a"))

@@ -192,15 +192,17 @@ def seed_statistics(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
-    """A line for each run whose network was better before training than after it."""
+    """Lines for each run whose network was better before training than after it."""
     notes = data_notes(folder)
     metric, advice = notes.get("headline", ""), notes.get("advice", "try a lower lr")
-    return [
-        f"this run ended below its start: {metric} {result.first[metric]:.1f} before training, "
-        f"{result.last[metric]:.1f} after it; {advice}"
-        for result in results
-        if metric in result.first and result.last[metric] < result.first[metric]
-    ]
+    lines = []
+    for result in results:
+        if metric in result.first and result.last[metric] < result.first[metric]:
+            values = f"{metric} {result.first[metric]:.1f} before training, {result.last[metric]:.1f} after it"
+            lines.append(f"this run ended below its start: {values}; {advice}")
+        if result.best.get("step") == 0 < result.last.get("step", 0):
+            lines.append("best.safetensors is the network before training; the trained one is last.safetensors")
+    return lines
 
 
 def chosen_by(folder: Path) -> str:

@@ -76,7 +76,9 @@ def _surrogate(config: Named) -> nn.Module:
     name = config.name.removeprefix("surrogate:")
     known = [one for one, method in METHODS.items() if "sorter" not in inspect.signature(method.loss).parameters]
     if name not in known:
-        raise UserError(f"loss: unknown name {config.name!r}{nearest(name, known)}")
+        raise UserError(
+            f"loss: unknown name {config.name!r}{nearest(config.name, [f'surrogate:{one}' for one in known])}"
+        )
     function = METHODS[name].loss
     parameters = set(inspect.signature(function).parameters) - {"scores", "relevance", "mask", "reduction"}
     arguments = config.checked(parameters, name)
@@ -106,7 +108,7 @@ def _pml(key: str, config: Named, kind: str, given: dict[str, Any]) -> nn.Module
     module = {"losses": losses, "miners": miners}[kind]
     known = [n for n in vars(module) if n[0].isupper()]
     if not config.name.startswith("pml:") or name not in known:
-        raise UserError(f"{key}: unknown name {config.name!r}{nearest(name, known)}")
+        raise UserError(f"{key}: unknown name {config.name!r}{nearest(config.name, [f'pml:{n}' for n in known])}")
     return _made(key, getattr(module, name), config, given)
 
 

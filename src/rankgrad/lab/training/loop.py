@@ -240,7 +240,7 @@ class Trainer:
         self.result.last = row
         if self.step == 0:
             self.result.first = row
-        if self._order(row) > self._order(self.result.best):
+        if self._order(row) >= self._order(self.result.best):  # of equals the one that was trained longer
             self.result.best = row
             if self.log is not None:
                 self._save_weights("best", row)

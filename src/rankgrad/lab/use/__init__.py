@@ -9,13 +9,13 @@ from rankgrad.lab import recipes
 from rankgrad.lab.training import machine
 
 
-def load(run: str | Path, *, weights: str = "best", device: str = "cpu") -> Any:
+def load(run: str | Path, *, weights: str = "best", device: str = "auto") -> Any:
     """The network of a run, ready to be used.
 
     Args:
         run: The folder of a run, or a checkpoint in it.
         weights: ``"best"`` or ``"last"``, where a folder is given.
-        device: ``"cpu"``, ``"cuda"`` or ``"auto"``.
+        device: ``"cpu"``, ``"cuda"`` or ``"auto"``, which takes a GPU if there is one.
 
     Returns:
         An object with ``embed(items)`` (image retrieval and text), ``detect(images)`` (detection) or

@@ -58,7 +58,7 @@ def embed(
     column: Annotated[
         str | None, typer.Option(help="The column of a table of texts; default: as in training.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Embed images or texts: writes an .npz with `embeddings` [N, dim] of unit length and `names` [N]."""
     import io
@@ -97,7 +97,7 @@ def search(
     query: Annotated[list[str], typer.Argument(help="Images, or texts for an index of texts.")],
     nearest: Annotated[int, typer.Option(min=1, help="How many items to show.")] = 8,
     page: Annotated[Path, typer.Option(help="The HTML page.")] = Path("search.html"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Search an index: prints the nearest items of each query, and shows them on an HTML page."""
     from rich.console import Console
@@ -130,7 +130,7 @@ def detect(
     score: Annotated[
         float | None, typer.Option(help="The lowest score to draw; default: best F1 on the run's test images.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Detect objects: writes the images with boxes drawn, and detections.json with all boxes."""
     from rankgrad.lab.detection.trained import TrainedDetector

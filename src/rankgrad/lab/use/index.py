@@ -94,7 +94,8 @@ def read(path: Path) -> Index:
 
     for one in (path, _beside(path)):
         if not one.is_file():
-            raise UserError(f"INDEX: no such file {str(one)!r}; rankgrad embed --index {path} writes it")
+            found = f"found no file {str(one)!r}"
+            raise UserError(f"INDEX: expected an index that `rankgrad embed --index FILE` wrote; {found}")
     notes: Notes = read_json(_beside(path), Notes)
     names, checkpoint = notes["names"], notes["checkpoint"]
     content = path.read_bytes()

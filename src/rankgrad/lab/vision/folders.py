@@ -18,9 +18,9 @@ def images_in(folder: Path) -> list[Path]:
     return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
-def image_files(images: Sequence[str | Path]) -> list[Path]:
+def image_files(images: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files of images that a user names; a missing one, or none at all, is an error."""
-    paths = [Path(image) for image in images]
+    paths = [Path(image) for image in ([images] if isinstance(images, str | Path) else images)]
     if missing := [str(path) for path in paths if not path.is_file()]:
         raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
     if not paths:

@@ -29,12 +29,12 @@ class Data(ImageData):
 class View(Section):
     """From a decoded image to the input of the network. What is left out is as the backbone was trained."""
 
-    resize: Side | None = None  # pixels of the short side of an image, or of both sides
+    resize: Side | None = None  # pixels of the short side of an image, or of both; not set: 256 for crops of 224
     shape: Literal["short", "square"] = "short"  # short: resize the short side; square: both sides
-    crop: Side | None = None  # side of the square that the network receives, in pixels
+    crop: Side | None = None  # side of the square that the network receives; not set: 224, or the backbone's own
     test_crop: Side | None = None  # the same at test time; not set: larger than crop for pretrained networks
-    mean: Channels | None = None  # mean of each channel that is subtracted, in [0, 1]
-    std: Channels | None = None  # standard deviation of each channel
+    mean: Channels | None = None  # mean of each channel that is subtracted, in [0, 1]; not set: the backbone's
+    std: Channels | None = None  # standard deviation of each channel; not set: the backbone's
     augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation of training images
     scale: Fraction | None = None  # resized_crop: the smallest share of the area; not set: 0.2, from scratch 0.6
     flip: bool | None = None  # whether half of the training images are mirrored; not set: unless they are drawings

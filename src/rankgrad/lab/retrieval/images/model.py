@@ -240,8 +240,11 @@ def _embedder(backbone: nn.Module, config: Model, crop: int) -> Embedder:
         raise UserError(
             f"model.pooling: {config.backbone!r} has no global average pooling that {kind} could replace; say own"
         )
-    with torch.no_grad():
-        features = backbone.eval()(torch.zeros(1, 3, crop, crop)).shape
+    try:
+        with torch.no_grad():
+            features = backbone.eval()(torch.zeros(1, 3, crop, crop)).shape
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise UserError(f"view.crop: {config.backbone!r} does not take crops of {crop} pixels ({error})") from None
     if len(features) != 2:
         raise UserError(
             f"model.backbone: {config.backbone!r} gives features of shape {list(features)}, not [B, features]"

@@ -20,7 +20,9 @@ from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.retrieval.task import RetrievalTask
 from rankgrad.lab.training import log
 from rankgrad.lab.training.checkpoint import Checkpoint
+from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reuse import read_once
+from rankgrad.lab.vision import kinds
 from rankgrad.lab.vision.folders import root_of
 from rankgrad.lab.vision.images import leave_out
 
@@ -71,8 +73,8 @@ class ImageTask(RetrievalTask):
 
     def _length(self) -> str:
         view, parts = self.config.view, [super()._length()]
-        if view.test_crop != view.crop:
-            parts.append(f"crops of {view.crop} pixels, tested at {view.test_crop} (view.test_crop)")
+        tested = "" if view.test_crop == view.crop else f", tested at {view.test_crop} (view.test_crop)"
+        parts.append(f"crops of {view.crop} pixels{tested}")
         if not view.flip and self.config.data.name == "folder":
             parts.append("not mirrored (view.flip)")
         return ", ".join(parts)
@@ -93,15 +95,28 @@ class ImageTask(RetrievalTask):
     @classmethod
     def sources(cls, config: Config, device: torch.device, *, train: bool) -> Sources:
         """Images as the backbone expects them."""
-        return read_sources(config.data, config.view, device, train=train)
+        sources = read_sources(config.data, config.view, device, train=train)
+        labels = sources.query.items.labels
+        if sources.gallery is None and int(labels.bincount().max()) < 2:
+            found = f"{len(labels)} images of as many classes"
+            raise UserError(f"--data: expected two test images of one class at least, found {found}")
+        return sources
 
     @classmethod
     def completed(cls, config: Config) -> Config:
-        """With the size, mean and standard deviation of the images the backbone was trained on."""
-        view = model.complete_view(config.view, config.model)
+        """With the size, mean and standard deviation of the images the backbone was trained on.
+
+        What no training has fixed follows from the user's images: an untrained network does not see them enlarged,
+        and drawings are not mirrored.
+        """
+        view = config.view
+        sized = view.resize or view.crop or cls.pretrained(config)
+        some = [] if sized and view.flip is not None else data.sample(config.data)
+        if some and not sized:
+            view = view.model_copy(update={"resize": kinds.working_size(some)})
         if view.flip is None:
-            view = view.model_copy(update={"flip": not data.are_drawings(config.data)})
-        return config.model_copy(update={"view": view})
+            view = view.model_copy(update={"flip": not kinds.are_drawings(some)})
+        return config.model_copy(update={"view": model.complete_view(view, config.model)})
 
     @classmethod
     def build(cls, config: Config) -> tuple[model.Embedder, dict[str, Any]]:

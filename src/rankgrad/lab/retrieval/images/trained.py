@@ -17,6 +17,13 @@ from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Exportable, TrainedEmbedder
 from rankgrad.lab.vision.folders import image_files
 
+_AT_ONCE = 2048  # images that are decoded, and in memory, at a time
+
+
+def _after(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
+    """Progress of a part, counted from the first item of all."""
+    return lambda done: progress(before + done)
+
 
 class TrainedImageEmbedder(TrainedEmbedder):
     """Images to embeddings of unit length, as the run evaluated them: resized, centre crop."""
@@ -26,11 +33,19 @@ class TrainedImageEmbedder(TrainedEmbedder):
     def embed(self, items: Sequence[str | Path], *, progress: Callable[[int], None] = lambda done: None) -> Tensor:
         """Embeddings of image files, ``[N, dim]`` float32 on the CPU."""
         paths = image_files(items)
-        found = Items(paths, torch.zeros(len(paths), dtype=torch.int64), None, [str(path) for path in paths])
-        source = ImageSource(found, Data(name="folder"), self.config.view, self.device)
-        if source.store.faults:
-            raise UserError(f"IMAGES: {'; '.join(source.store.faults[:5])}")
-        return self.unit(embed(self.network, source, self.config.precision, progress=progress))
+        parts: list[Tensor] = []
+        faults: list[str] = []
+        for done in range(0, len(paths), _AT_ONCE):
+            some = paths[done : done + _AT_ONCE]
+            found = Items(some, torch.zeros(len(some), dtype=torch.int64), None, [str(path) for path in some])
+            source = ImageSource(found, Data(name="folder"), self.config.view, self.device)
+            faults += source.store.faults
+            if not faults:
+                parts.append(embed(self.network, source, self.config.precision, progress=_after(done, progress)))
+        if faults:
+            more = f"; {len(faults)} of {len(paths):,} in all" if len(faults) > 5 else ""
+            raise UserError(f"IMAGES: {'; '.join(faults[:5])}{more}")
+        return self.unit(torch.cat(parts))
 
     def exportable(self) -> Exportable:
         """From pixels in [0, 1] to embeddings: the normalisation of the images is part of it."""

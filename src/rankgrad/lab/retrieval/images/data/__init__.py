@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from rankgrad.lab.retrieval.images.config import Data
 from rankgrad.lab.retrieval.images.data import benchmarks, digits, folder
@@ -24,6 +25,6 @@ def read(config: Data) -> RetrievalSplits:
     return held_out(splits, config.hold_out, config.split_seed) if config.hold_out else splits
 
 
-def are_drawings(config: Data) -> bool:
-    """Whether a user's own images are drawings in black and white, such as characters."""
-    return config.name == "folder" and folder.are_drawings(config)
+def sample(config: Data) -> list[Path]:
+    """Some of a user's own images, to see of what kind they are; of known data sets none."""
+    return folder.sample(config) if config.name == "folder" else []

@@ -7,7 +7,6 @@ from pathlib import Path
 from rankgrad.lab.retrieval.images.config import Data
 from rankgrad.lab.retrieval.splits import Items, RetrievalSplits, kept_apart, numbered
 from rankgrad.lab.training.errors import UserError, printable
-from rankgrad.lab.vision import drawings
 from rankgrad.lab.vision.folders import images_in, root_of
 from rankgrad.lab.vision.images import SUFFIXES
 
@@ -44,14 +43,14 @@ def read(config: Data) -> RetrievalSplits:
     return RetrievalSplits(everything.take(training), everything.take(testing), note=_deeper(everything, root))
 
 
-def are_drawings(config: Data) -> bool:
-    """Whether the images are drawings, judged by one image of each of some classes that are spread over all."""
+def sample(config: Data) -> list[Path]:
+    """One image of each of some classes, which are spread over all."""
     root = root_of(config)
     folders = _folders(root)
     if _is_split([folder.name for folder in folders]):
         folders = _folders(root / "train")
     chosen = folders[:: -(-len(folders) // _SAMPLE)] if folders else []
-    return drawings.are_drawings([path for folder in chosen for path in images_in(folder)[:1]])
+    return [path for folder in chosen for path in images_in(folder)[:1]]
 
 
 def _folders(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Drawings in black and white are not mirrored: a mirrored character is another one."""
+"""What follows from the images of a folder: drawings are not mirrored, untrained networks see nothing enlarged."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,9 @@ from PIL import Image
 
 from rankgrad.lab import recipes
 from rankgrad.lab.retrieval.images.task import ImageTask
-from rankgrad.lab.vision.drawings import are_drawings
+from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.vision.folders import image_files
+from rankgrad.lab.vision.kinds import are_drawings, working_size
 
 import images
 
@@ -94,7 +96,7 @@ def test_a_few_others_do_not_count(tmp_path):
 
 def test_one_image_of_each_of_some_classes_is_looked_at(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("rankgrad.lab.vision.drawings.are_drawings", lambda paths: bool(seen.extend(paths)))
+    monkeypatch.setattr("rankgrad.lab.vision.kinds.are_drawings", lambda paths: bool(seen.extend(paths)))
     root = tmp_path / "data"
     for part, classes in (("train", 70), ("test", 3)):
         for label in range(classes):
@@ -107,6 +109,33 @@ def test_one_image_of_each_of_some_classes_is_looked_at(tmp_path, monkeypatch):
     ]
 
 
+def test_an_untrained_network_sees_no_enlarged_images(tmp_path):
+    """40 pixels brought to 256 cost forty times the time and show nothing more."""
+    root = drawn_set(tmp_path / "data")
+    settings = [word for word in SMALL if not word.startswith("view")]
+    for more, resize, crop in (
+        ([], 40, 40),
+        (["view.crop=20"], 23, 20),
+        (["view.resize=64"], 64, 64),
+        (["weights=mine.safetensors", "backbone=resnet18"], 256, 224),
+    ):
+        _, config = recipes.load("folder", [*settings, f"data.root={root}", *more])
+        view = ImageTask.completed(config).view
+        assert (view.resize, view.crop) == (resize, crop), more
+    _, config = recipes.load("folder", [*settings, f"data.root={root}"])
+    assert any(
+        line.endswith("crops of 40 pixels, not mirrored (view.flip)")
+        for line in task_of(root, "view.crop=40", "view.resize=40").notes
+    )
+    sizes = []
+    for side in (10, 50, 900):
+        images.image(tmp_path / f"{side}.png", 0, 0, size=(side, side + 5))
+        sizes.append(working_size([tmp_path / f"{side}.png"]))
+    assert sizes == [32, 50, 256]
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    assert working_size([tmp_path / "broken.png"]) is None
+
+
 @pytest.mark.parametrize("suffix", [".pgm", ".ppm"])
 def test_netpbm_images(tmp_path, suffix):
     root = images.folder_set(tmp_path / "data", classes=8)
@@ -114,3 +143,26 @@ def test_netpbm_images(tmp_path, suffix):
         Image.open(path).convert("L" if suffix == ".pgm" else "RGB").save(path.with_suffix(suffix))
         path.unlink()
     assert len(task_of(root).source) == 24
+
+
+def test_a_test_part_in_which_nothing_can_be_found(tmp_path):
+    root = images.folder_set(tmp_path / "data" / "train", classes=8).parent
+    for label in range(3):
+        images.image(root / "test" / f"new{label}" / "0.png", label, 0)
+    with pytest.raises(
+        UserError, match=r"^--data: expected two test images of one class at least, found 3 images"
+    ):
+        task_of(root)
+
+
+@pytest.mark.parametrize("backbone", ["vit_b_16", "alexnet", "timm:vit_tiny_patch16_224"])
+def test_crops_that_a_backbone_does_not_take(tmp_path, backbone):
+    root = images.folder_set(tmp_path / "data", classes=8)
+    with pytest.raises(UserError, match=rf"^view\.crop: '{backbone}' does not take crops of 12 pixels \("):
+        task_of(root, f"backbone={backbone}")
+
+
+def test_one_image_by_its_name(tmp_path):
+    images.image(tmp_path / "a.png", 0, 0)
+    for one in (tmp_path / "a.png", str(tmp_path / "a.png"), [tmp_path / "a.png"]):
+        assert image_files(one) == [tmp_path / "a.png"]
