@@ -265,10 +265,10 @@ def test_names_of_files_that_are_no_utf8(tmp_path):
 
 
 def test_folders_that_cannot_be_meant(tmp_path):
-    for part in ("train", "val"):
+    for part in ("training", "val"):
         images.folder_set(tmp_path / "parts" / part)
     told = cli("train", "folder", "--data", tmp_path / "parts", *SMALL)
-    assert told == "rankgrad: --data: expected train and test, or a folder for each class; found train, val"
+    assert told == "rankgrad: --data: expected train and test, or a folder for each class; found training, val"
     assert cli("train", "digits", "--data", tmp_path).startswith("rankgrad: --data: the digits need no folder")
     alone = images.folder_set(tmp_path / "alone")
     for folder in alone.iterdir():

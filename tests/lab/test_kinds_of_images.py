@@ -149,9 +149,7 @@ def test_a_test_part_in_which_nothing_can_be_found(tmp_path):
     root = images.folder_set(tmp_path / "data" / "train", classes=8).parent
     for label in range(3):
         images.image(root / "test" / f"new{label}" / "0.png", label, 0)
-    with pytest.raises(
-        UserError, match=r"^--data: expected two test images of one class at least, found 3 images"
-    ):
+    with pytest.raises(UserError, match=r"^--data: expected classes with two test items at least, found none"):
         task_of(root)
 
 

@@ -42,7 +42,7 @@ def test_it_learns_and_reports(queries, tmp_path, capsys):
     assert float(first["NDCG@10"]) < 80 and float(last["NDCG@10"]) > 92
     result = json.loads((out / "result.json").read_text())
     evaluations = rows(out, "evaluations")
-    best = max(evaluations, key=lambda row: float(row["validation NDCG@10"]))
+    best = max(reversed(evaluations), key=lambda row: float(row["validation NDCG@10"]))  # of equals the last
     assert result["best"]["epoch"] == float(best["epoch"])
     page = (out / "report.html").read_text()
     for row, label in ((first, "this run, before training"), (best, "this run, best evaluation")):
@@ -75,6 +75,18 @@ def test_metrics_are_those_of_each_query(queries):
     for name, values in wanted.items():
         assert found[name] == pytest.approx(100 * sum(values) / len(values), rel=1e-5)
     assert found["validation NDCG@10"] == pytest.approx(measure(task.network, task.validation, config)["NDCG@10"])
+
+
+def test_queries_without_anything_relevant_are_counted(tmp_path, capsys):
+    """They are not measured: a user who compares numbers must know how many are."""
+    lines = [f"{grade} qid:{query} 1:{item}" for query in range(4) for item, grade in enumerate((query % 2, 0, 0))]
+    for part in ("train", "vali", "test"):
+        (tmp_path / f"{part}.txt").write_text("\n".join(lines) + "\n")
+    out = tmp_path / "out"
+    assert cli("train", "ranker", "--data", tmp_path, "--out", out, *SMALL) == 0
+    assert "tests on 12 items of 4 queries (2 with something relevant)" in capsys.readouterr().out
+    assert cli("eval", out) == 0
+    assert capsys.readouterr().out.startswith("tests on 12 items of 4 queries (2 with something relevant)")
 
 
 @pytest.mark.parametrize("loss", ["ap", "listnet"])

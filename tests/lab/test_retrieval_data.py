@@ -268,6 +268,11 @@ def test_a_folder_with_images_for_validation(tmp_path, capsys):
     _, config = recipes.load("folder", [*TINY, f"data.root={tmp_path}", "hold_out=0.4"])
     ImageTask(config, torch.device("cpu"))
     assert "not used: valid" in capsys.readouterr().out
+    (tmp_path / "test").rename(tmp_path.parent / "elsewhere")
+    splits = data.read(Data(name="folder", root=str(tmp_path)))  # torchvision's layout
+    assert (splits.train.classes(), splits.query.classes()) == (3, 2)
+    assert splits.note == "there is no test: valid is judged on"
+    (tmp_path.parent / "elsewhere").rename(tmp_path / "test")
     (tmp_path / "other").mkdir()
     note = data.read(Data(name="folder", root=str(tmp_path))).note  # classes of odd names, with folders inside
     assert "not used" not in note and "3 in all" in note

@@ -75,8 +75,7 @@ class RankerTask(Task):
         self.steps_per_epoch = len(self.train) // self.batch
         self.items_per_step = round(self.batch * len(self.train.grades) / len(self.train))
         self.parts: dict[str, Tensor] = {}
-        parts = (split.train, split.validation, split.test)
-        counts = (f"{len(part.grades):,} items of {len(part):,} queries" for part in parts)
+        counts = (_counts(part, config.relevant) for part in (split.train, split.validation, split.test))
         self.notes = ["trains on {}, validates on {}, tests on {}".format(*counts)]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -150,6 +149,7 @@ class RankerTask(Task):
                 f"--data: expected the {len(metadata['features'])} features of the checkpoint, {difference}"
             )
         _require_relevant("test", split.test, config.relevant)
+        print(f"tests on {_counts(split.test, config.relevant)}")
         network = rebuild(checkpoint).to(device)
         return measure(network, prepared(split.test, config, device), config)
 
@@ -203,6 +203,13 @@ def _spans(queries: Queries) -> Tensor:
     empty = queries.grades.new_zeros(len(queries))
     high = empty.scatter_reduce(0, queries.groups, queries.grades, "amax", include_self=False)
     return high - empty.scatter_reduce(0, queries.groups, queries.grades, "amin", include_self=False)
+
+
+def _counts(queries: Queries, relevant: float) -> str:
+    """How many items and queries there are; only queries with something relevant are measured."""
+    some = int(queries.groups[queries.grades >= relevant].unique().numel())
+    fewer = "" if some == len(queries) else f" ({some:,} with something relevant)"
+    return f"{len(queries.grades):,} items of {len(queries):,} queries{fewer}"
 
 
 def _require_relevant(part: str, queries: Queries, relevant: float) -> None:

@@ -98,8 +98,7 @@ class ImageTask(RetrievalTask):
         sources = read_sources(config.data, config.view, device, train=train)
         labels = sources.query.items.labels
         if sources.gallery is None and int(labels.bincount().max()) < 2:
-            found = f"{len(labels)} images of as many classes"
-            raise UserError(f"--data: expected two test images of one class at least, found {found}")
+            raise UserError("--data: expected classes with two test items at least, found none")
         return sources
 
     @classmethod

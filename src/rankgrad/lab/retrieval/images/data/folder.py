@@ -21,15 +21,17 @@ def read(config: Data) -> RetrievalSplits:
     """``root/<class>/.../<image>``; whole classes are kept apart for testing, chosen by a seed.
 
     If the folder has ``train`` and ``test``, and nothing else but images for validation, these are the split; the
-    latter are not used. Of fewer than four classes none can be kept apart: every other image of each is for
-    testing.
+    latter are not used. ``train`` and ``val`` alone are a split too. Of fewer than four classes none can be kept
+    apart: every other image of each is for testing.
     """
     root = root_of(config)
     names = [folder.name for folder in _folders(root)]
-    if _is_split(names):
-        others = [name for name in names if name in VALIDATION]
+    if test := _test_part(names):
+        others = [name for name in names if name in VALIDATION and name != test]
         note = f"not used: {', '.join(others)} (train is trained on, test is judged on)" if others else ""
-        return RetrievalSplits(_classes(root / "train"), _classes(root / "test"), note=note)
+        if test in VALIDATION:
+            note = f"there is no test: {test} is judged on"
+        return RetrievalSplits(_classes(root / "train"), _classes(root / test), note=note)
     if len(names) > 1 and PARTS.issuperset(names):
         raise UserError(f"--data: expected train and test, or a folder for each class; found {', '.join(names)}")
     everything = _classes(root)
@@ -47,7 +49,7 @@ def sample(config: Data) -> list[Path]:
     """One image of each of some classes, which are spread over all."""
     root = root_of(config)
     folders = _folders(root)
-    if _is_split([folder.name for folder in folders]):
+    if _test_part([folder.name for folder in folders]):
         folders = _folders(root / "train")
     chosen = folders[:: -(-len(folders) // _SAMPLE)] if folders else []
     return [path for folder in chosen for path in images_in(folder)[:1]]
@@ -57,9 +59,14 @@ def _folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _is_split(names: list[str]) -> bool:
-    """Whether folders of these names are the parts of a data set."""
-    return {"train", "test"} <= set(names) <= {"train", "test", *VALIDATION}
+def _test_part(names: list[str]) -> str | None:
+    """Which of these folders is judged on, if they are the parts of a data set."""
+    others = set(names) - {"train"}
+    if "train" not in names or not others <= {"test", *VALIDATION}:
+        return None
+    if "test" in others:
+        return "test"
+    return others.pop() if len(others) == 1 else None
 
 
 def _deeper(items: Items, root: Path) -> str:
