@@ -26,6 +26,8 @@ FEW_STEPS = 50
 #: Items that are embedded at a time.
 AT_ONCE = 256
 
+_NOTHING_TO_FIND = "--data: expected classes with two test items at least, found none"
+
 
 def embed(
     network: nn.Module,
@@ -93,6 +95,9 @@ class RetrievalTask(Task):
                 f"--data: expected classes to train on, two at least, and two {self.item} of one; found "
                 f"{found}{self._other_split()}"
             )
+        tested = self.query.items
+        if self.gallery is None and tested.class_names and len(tested.alone()) == tested.classes():
+            raise UserError(_NOTHING_TO_FIND)
         self.batch, fitted = batches.fitted(config.batch, train.items, distributed.count())
         check_batch_size(self.batch.size)
         self.sampler = batches.sampler_of(self.batch, train.items, config.seed)
@@ -315,7 +320,7 @@ class RetrievalTask(Task):
                 bar.say(f"tests on {len(sources.query):,} {cls.item} of {sources.query.items.classes():,} classes")
             found = cls.evaluate_network(network, sources, config, bar.advance)
         if not bool((found.metrics.first > 0).any()):
-            raise UserError("--data: expected classes with two test items at least, found none")
+            raise UserError(_NOTHING_TO_FIND)
         return found.summary
 
     @classmethod
