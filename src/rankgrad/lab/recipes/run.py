@@ -197,11 +197,11 @@ def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
     metric, advice = notes.get("headline", ""), notes.get("advice", "try a lower lr")
     lines = []
     for result in results:
+        if result.best.get("step") == 0 < result.last.get("step", 0):
+            lines.append("best.safetensors is the network before training; the trained one is last.safetensors")
         if metric in result.first and result.last[metric] < result.first[metric]:
             values = f"{metric} {result.first[metric]:.1f} before training, {result.last[metric]:.1f} after it"
             lines.append(f"this run ended below its start: {values}; {advice}")
-        if result.best.get("step") == 0 < result.last.get("step", 0):
-            lines.append("best.safetensors is the network before training; the trained one is last.safetensors")
     return lines
 
 
