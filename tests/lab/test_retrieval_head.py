@@ -111,11 +111,14 @@ def test_test_images_show_things_as_large_as_random_crops(backbone, given, side)
     assert (view.crop, view.test_crop) == (224, side)
 
 
-def test_from_scratch_and_on_small_images_test_images_are_as_large_as_crops():
-    assert model.complete_view(View(), Model(weights="none")).test_crop == 224
+def test_crops_of_untrained_networks_show_most_of_an_image():
     for weights, scale in (("mine.safetensors", 0.2), ("library", 0.2), ("none", 0.6)):
         assert model.complete_view(View(), Model(weights=weights)).scale == scale
         assert model.complete_view(View(scale=0.4), Model(weights=weights)).scale == 0.4
+
+
+def test_from_scratch_and_on_small_images_test_images_are_as_large_as_crops():
+    assert model.complete_view(View(), Model(weights="none")).test_crop == 224
     assert model.complete_view(View(crop=112), Model(weights="mine.safetensors")).test_crop == 112
 
 
