@@ -2,8 +2,9 @@
 
 import pytest
 
-from rankgrad.lab import recipes
+from rankgrad.lab import recipes, tasks
 from rankgrad.lab.retrieval.images.config import Config
+from rankgrad.lab.training.config import comments, sections_of
 from rankgrad.lab.training.errors import UserError
 
 RECIPES = ["cub", "cub-proxy", "digits", "folder", "inshop", "sop"]
@@ -141,3 +142,12 @@ def test_sections_with_a_new_name_forget_the_old_arguments():
     _, config = recipes.load("digits", ["data=folder", "data.test_share=0.3"])
     assert (config.data.name, config.data.test_share) == ("folder", 0.3)
     assert isinstance(config, Config)
+
+
+@pytest.mark.parametrize("name", list(tasks.TASKS))
+def test_every_setting_is_explained(name):
+    """By the comment behind it, which `rankgrad show` prints; in a line of its own it would be lost."""
+    config = tasks.task_class(name).config_class
+    inner = sections_of(config)
+    for section in (config, *inner.values()):
+        assert set(section.model_fields) - set(inner) - set(comments(section)) == set(), section

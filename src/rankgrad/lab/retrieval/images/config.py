@@ -29,7 +29,7 @@ class Data(ImageData):
 class View(Section):
     """From a decoded image to the input of the network. What is left out is as the backbone was trained."""
 
-    resize: Side | None = None  # pixels of the short side of an image, or of both; not set: 256 for crops of 224
+    resize: Side | None = None  # pixels of the short side, or of both; not set: 256, from scratch 256 at most
     shape: Literal["short", "square"] = "short"  # short: resize the short side; square: both sides
     crop: Side | None = None  # side of the square that the network receives; not set: 224, or the backbone's own
     test_crop: Side | None = None  # the same at test time; not set: larger than crop for pretrained networks
