@@ -18,7 +18,7 @@ copy of the folder of results on another machine too. First all losses are chose
 seed, then with the others, so that an early end leaves a table with fewer seeds.
 
 CUB: DIR has CUB_200_2011. Flowers and Cars: DIR/.../<class number>/<image>; classes 1 to 51 and 1 to 98 train, the
-others test. Of Cars its training images are enough; nothing in the library was chosen on it. Omniglot: DIR has
+others test. Of Cars its training images are enough; no loss and no rate was chosen on it. Omniglot: DIR has
 images_background_small{1,2}.zip; the first trains, and of the second the three alphabets test that the first does
 not have (a small network, from scratch, rates 30 times higher).
 """
