@@ -48,6 +48,7 @@ TRIPLET = "loss=pml:TripletMarginLoss loss.margin=0.2 miner=pml:TripletMarginMin
 ROWS = {
     "ProxyRanking (default)": "loss=proxy",
     "PairRanking": "loss=pair",
+    "PairRanking, memory 3": "loss=pair loss.memory=3",
     "AP": "loss=ap",
     "recall, loglog": "loss=recall",
     "AP, memory 3": "loss=ap loss.memory=3",
