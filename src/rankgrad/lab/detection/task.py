@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from rankgrad import distributed
 from rankgrad.detection.drop_in import use_ranking_loss
 from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss
-from rankgrad.lab.detection import data, model
+from rankgrad.lab.detection import data
 from rankgrad.lab.detection.batches import AspectSampler, canvas, place_boxes
 from rankgrad.lab.detection.config import Boxes, Config, Data
 from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
@@ -29,6 +29,11 @@ from rankgrad.lab.training.task import Task, check_batch_size
 from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
 from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
+
+if TYPE_CHECKING:
+    from rankgrad.lab.detection import (
+        model,
+    )  # torchvision takes a second to import: `rankgrad ls` has no need of it
 
 Detections = list[dict[str, Tensor]]
 
@@ -185,6 +190,8 @@ class DetectionTask(Task):
     same_shapes = False  # a batch is as large as its largest image
 
     def __init__(self, config: Config, device: torch.device) -> None:
+        from rankgrad.lab.detection import model
+
         self.config, self.device = config, device
         self.headline = f"{'AP' if config.protocol() == 'coco' else 'AP50'} {config.scoring()}"
         check_batch_size(config.batch.size)
@@ -340,6 +347,8 @@ class DetectionTask(Task):
 
 def _rebuilt(checkpoint: Checkpoint) -> model.Detector:
     """The network of a checkpoint."""
+    from rankgrad.lab.detection import model
+
     config, weights, metadata = checkpoint
     regions = config.batch.regions
     return model.rebuild(config.model, config.view, regions=regions, metadata=metadata, weights=weights)
