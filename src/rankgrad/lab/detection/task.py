@@ -51,14 +51,12 @@ class SceneSource(Store):
     def __init__(
         self, scenes: Scenes, config: Data, longest: int, device: torch.device, progress: Callable[[int], None]
     ) -> None:
-        annotated = dict(zip(scenes.sources, scenes.sizes, strict=True))
+        annotated = {id(source): size for source, size in zip(scenes.sources, scenes.sizes, strict=True)}
 
-        def read(source: Path | Tensor) -> Tensor:
-            if isinstance(source, Tensor):
-                return source
+        def read(source: Any) -> Tensor:
             size = size_of(source)
-            if any(math.isfinite(b) and a != b for a, b in zip(size, annotated[source], strict=True)):
-                width, height = annotated[source]
+            if any(math.isfinite(b) and a != b for a, b in zip(size, annotated[id(source)], strict=True)):
+                width, height = annotated[id(source)]
                 raise ValueError(f"{size[0]} x {size[1]} pixels, {width:g} x {height:g} in the annotation")
             return decode(source, longest)
 
