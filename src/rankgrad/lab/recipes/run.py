@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,11 @@ def chosen_by(folder: Path) -> str:
     return f", by {metric} on the test part" if metric else ""
 
 
+def _unfinished(steps: Sequence[Mapping[str, float]]) -> str:
+    last = f"Its last step is {steps[-1]['step']:.0f}" if steps else "It has no step yet"
+    return f"This run is not finished: it was interrupted, or is still training. {last}; --resume continues it."
+
+
 def _time(result: Result | None) -> dict[str, str]:
     if result is None:
         return {"time": "not finished"}
@@ -240,13 +245,14 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     described = read_json_if_there(folder / "machine.json", Machine) or {}
     result = read_json_if_there(folder / "result.json", Result)
     first, *others = task.report_sections(folder, config, beside)
-    if result is not None:
-        first = first[0], "".join(f"<p>{escape(line)}</p>" for line in below_start(folder, [result])) + first[1]
+    steps = read_table(folder / "steps.csv", ("step", "loss"))
+    lines = below_start(folder, [result]) if result is not None else [_unfinished(steps)]
+    first = first[0], "".join(f"<p>{escape(line)}</p>" for line in lines) + first[1]
     return page.write_report(
         folder,
         title=f"rankgrad: {folder.name}",
         settings=flat(config.model_dump(mode="json")),
-        steps=read_table(folder / "steps.csv", ("step", "loss")),
+        steps=steps,
         evaluations=read_table(folder / "evaluations.csv", ("step", "epoch")),
         machine={**described, **_time(result)},
         sections=[first, *others],
