@@ -1,4 +1,4 @@
-"""The report of a run that was interrupted."""
+"""The report of a run that was interrupted, and of runs side by side whose data differ."""
 
 import re
 
@@ -6,7 +6,19 @@ import pytest
 
 from rankgrad.lab.recipes import run
 
+import images
 from runs import cli, rows, stop_after
+
+SMALL = [
+    "backbone=tiny",
+    "weights=none",
+    "precision=fp32",
+    "embedding=8",
+    "batch.size=6",
+    "per_class=2",
+    "lr=1e-3",
+]
+SMALL += ["view.resize=16", "view.crop=12", "save_minutes=0", "device=cpu"]
 
 
 def test_an_interrupted_run_shows_its_last_evaluation(tmp_path, monkeypatch, capsys):
@@ -35,3 +47,24 @@ def test_interrupted_before_the_first_evaluation(tmp_path, monkeypatch):
         run.run("digits", ["epochs=2", "device=cpu", "evaluate_first=false"], out=str(tmp_path / "a"))
     assert cli("report", tmp_path / "a") == 0
     assert "This run is not finished" in (tmp_path / "a" / "report.html").read_text()
+
+
+def test_runs_on_other_data_are_said_to_be(tmp_path, capsys):
+    one, other = images.folder_set(tmp_path / "one"), images.folder_set(tmp_path / "other", classes=8, each=4)
+    for name, root, *more in (
+        ("a", one),
+        ("same", one, "seed=1", "data.cache=none"),
+        ("split", one, "split_seed=3"),
+        ("b", other),
+    ):
+        run.run("folder", [*SMALL, "epochs=1", f"data.root={root}", *more], out=str(tmp_path / name))
+    said = {}
+    for name in ("same", "split", "b"):
+        capsys.readouterr()
+        assert cli("report", tmp_path / "a", "--beside", tmp_path / name) == 0
+        said[name] = capsys.readouterr().out
+        page = (tmp_path / "a" / "report.html").read_text()
+        assert ("may not compare" in page) == ("may not compare" in said[name]) == (name != "same")
+    assert "split: data.split_seed 3 (this run: 0)" in said["split"]
+    assert f"b: data.root {str(other)!r} (this run: {str(one)!r})" in said["b"]
+    assert "training items 16 (this run: 18)" in said["b"] and "test classes 4 (this run: 3)" in said["b"]

@@ -144,9 +144,12 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of a run again, on request compared with other runs."""
-    from rankgrad.lab.recipes.run import write_report
+    from rankgrad.lab.recipes.run import other_data, write_report
 
-    _OUT.print(printable(f"report: {write_report(run, beside or [])}"), markup=False)
+    written = write_report(run, beside or [])
+    for line in other_data(run, beside or []):
+        _OUT.print(printable(line), markup=False)
+    _OUT.print(printable(f"report: {written}"), markup=False)
 
 
 def register(app: typer.Typer) -> None:

@@ -36,6 +36,8 @@ from rankgrad.lab.training.task import Task
 ROOM = 256 << 20
 #: Settings that may differ when a run is resumed: they do not change its results.
 _FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
+#: Settings of the data that do not say which they are.
+_READING = {"data.workers", "data.cache", "data.counts", "data.broken"}
 
 
 def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
@@ -211,6 +213,28 @@ def chosen_by(folder: Path) -> str:
     return f", by {metric} on the test part" if metric else ""
 
 
+def other_data(folder: Path, beside: Sequence[Path]) -> list[str]:
+    """A line for each other run whose data, or the split of them, differ from this run's."""
+
+    def known(run: Path) -> dict[str, Any]:
+        settings = flat(recipes.load(str(run))[1].model_dump(mode="json", include={"data"}))
+        return {k: v for k, v in settings.items() if k not in _READING} | data_notes(run).get("counts", {})
+
+    lines, own = [], known(folder) if beside else {}
+    for other in beside:
+        found = known(other)
+        differ = [
+            f"{key} {found.get(key)!r} (this run: {own.get(key)!r})"
+            for key in dict.fromkeys([*own, *found])
+            if own.get(key) != found.get(key)
+        ]
+        if differ:
+            lines.append(
+                f"The data differ, so the rows may not compare. {page.name_of(other)}: {'; '.join(differ)}"
+            )
+    return lines
+
+
 def _unfinished(steps: Sequence[Mapping[str, float]]) -> str:
     last = f"Its last step is {steps[-1]['step']:.0f}" if steps else "It has no step yet"
     return f"This run is not finished: it was interrupted, or is still training. {last}; --resume continues it."
@@ -247,6 +271,7 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     first, *others = task.report_sections(folder, config, beside)
     steps = read_table(folder / "steps.csv", ("step", "loss"))
     lines = below_start(folder, [result]) if result is not None else [_unfinished(steps)]
+    lines += other_data(folder, beside)
     first = first[0], "".join(f"<p>{escape(line)}</p>" for line in lines) + first[1]
     return page.write_report(
         folder,
