@@ -59,6 +59,20 @@ def test_it_learns_and_reports(queries, tmp_path, capsys):
     assert "<td>other, best evaluation" in (out / "report.html").read_text()
 
 
+def test_lines_say_which_part_is_measured(queries, tmp_path, capsys):
+    """In every epoch, at the end, of baselines and over seeds; and that the validation queries chose the best."""
+    settings = [*SMALL[:-1], "epochs=1", "baselines=[listnet]"]
+    assert cli("train", "ranker", "--data", queries, "--out", tmp_path / "a", *settings) == 0
+    words = r"validation NDCG@10 [\d.]+  test NDCG@1 [\d.]+  test NDCG@5 [\d.]+  test NDCG@10 [\d.]+  test MAP"
+    said = capsys.readouterr().out
+    for begin in (r"epoch   0  ", r"epoch   1  ", "best  ", "last  ", "ListNet: "):
+        assert re.search(f"^{begin}{words}", said, re.MULTILINE), begin
+    assert re.search(r"^best .*\(epoch \d, by validation NDCG@10\)$", said, re.MULTILINE)
+    assert cli("train", "ranker", "--data", queries, "--out", tmp_path / "b", *settings, "--seeds", 2) == 0
+    said = capsys.readouterr().out
+    assert "\nvalidation NDCG@10 (best): " in said and "\ntest MRR (last): " in said and "\nMRR" not in said
+
+
 def test_metrics_are_those_of_each_query(queries):
     _, config = recipes.load("ranker", [*SMALL, f"data.root={queries}"])
     task = RankerTask(config, torch.device("cpu"))

@@ -113,6 +113,12 @@ class RankerTask(Task):
         """NDCG@k, MAP and MRR in percent, of the ``validation`` or the ``test`` queries."""
         return measure(self.network, {"validation": self.validation, "test": self.test}[part], self.config)
 
+    def describe(self) -> dict[str, Any]:
+        """How much data there is, and what chooses the best checkpoint."""
+        parts = {"training": self.train, "validation": self.validation, "test": self.test}
+        counts = {f"{name} queries": len(part) for name, part in parts.items()}
+        return {"counts": counts, "notes": self.notes, "headline": self.headline}
+
     def metadata(self) -> dict[str, Any]:
         """The features, in their order."""
         return {"features": self.names}

@@ -73,8 +73,9 @@ def _tell(folder: Path, results: list[Result]) -> None:
     from rankgrad.lab.training import log, machine
 
     if len(results) > 1:
+        names = log.labels(results[0].best)
         for row in run.seed_statistics(results):
-            _OUT.print(f"{row['metric']} ({row['of']}): {row['mean']:.2f} +- {row['deviation']:.2f}")
+            _OUT.print(f"{names[row['metric']]} ({row['of']}): {row['mean']:.2f} +- {row['deviation']:.2f}")
     else:
         (result,) = results
         _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f}{run.chosen_by(folder)})")

@@ -208,9 +208,9 @@ def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
 
 
 def chosen_by(folder: Path) -> str:
-    """What chose the best evaluation, where that is the test part."""
-    metric = data_notes(folder).get("headline")
-    return f", by {metric} on the test part" if metric else ""
+    """What chose the best evaluation."""
+    metric = data_notes(folder).get("headline", "")
+    return f", by {metric}{'' if metric.startswith('validation') else ' on the test part'}" if metric else ""
 
 
 def other_data(folder: Path, beside: Sequence[Path]) -> list[str]:
