@@ -206,6 +206,7 @@ class DetectionTask(Task):
         self.steps_per_epoch = len(self.sampler)
         self.notes += optim.doubts(config.optim, self.steps_per_epoch, config.epochs)
         self.items_per_step = config.batch.size
+        self.tested_items = len(self.test.scenes)
         self.network, self._metadata = model.build(
             config.model, config.view, regions=config.batch.regions, classes=self.classes, seed=config.seed
         )

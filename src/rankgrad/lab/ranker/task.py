@@ -74,6 +74,7 @@ class RankerTask(Task):
         self.batch = min(config.batch.queries, len(self.train))
         self.steps_per_epoch = len(self.train) // self.batch
         self.items_per_step = round(self.batch * len(self.train.grades) / len(self.train))
+        self.tested_items = len(self.validation.grades) + len(self.test.grades)
         self.parts: dict[str, Tensor] = {}
         counts = (_counts(part, config.relevant) for part in (split.train, split.validation, split.test))
         self.notes = ["trains on {}, validates on {}, tests on {}".format(*counts)]

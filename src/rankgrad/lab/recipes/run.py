@@ -141,10 +141,13 @@ def _one(
         _same_version(folder, kind)
         same_settings(folder, config, "--resume")
     task = kind(config, device)
+    trainer = Trainer(task, config, folder, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
         for line in task.notes:
             print(printable(line))
+        if config.evaluate_every == "auto" and trainer.evaluate_every > 1:
+            print(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
         checkpoint.write_text(folder / "data.json", json.dumps(task.describe(), indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
         described = machine.describe(device)
@@ -152,7 +155,6 @@ def _one(
             described["started"] = read_json(folder / "machine.json", Machine).get("started", "")
         checkpoint.write_text(folder / "machine.json", json.dumps(described, indent=1))
     distributed.wait()
-    trainer = Trainer(task, config, folder, device)
     result = trainer.fit(resume=resume, previous=previous)
     if distributed.process_index() == 0:
         checkpoint.write_text(folder / "result.json", json.dumps(vars(result), indent=1))

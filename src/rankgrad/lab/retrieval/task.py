@@ -105,6 +105,7 @@ class RetrievalTask(Task):
         self.sampler = batches.sampler_of(self.batch, train.items, config.seed)
         self.steps_per_epoch = len(self.sampler)
         self.items_per_step = self.batch.size
+        self.tested_items: float = len(self.query) + len(self.gallery or ())
         self.parts: dict[str, Tensor] = {}
         self.network.to(device)
         if distributed.active() and device.type == "cuda" and not getattr(self.network, "freeze_batch_norm", True):

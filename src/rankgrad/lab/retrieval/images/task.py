@@ -70,6 +70,11 @@ class ImageTask(RetrievalTask):
         """Whether there are weights to begin with."""
         return config.model.weights != "none"
 
+    def __init__(self, config: Config, device: torch.device) -> None:
+        super().__init__(config, device)
+        view = self.config.view
+        self.tested_items *= (view.test_crop / view.crop) ** 2
+
     def _length(self) -> str:
         view, parts = self.config.view, [super()._length()]
         tested = "" if view.test_crop == view.crop else f", tested at {view.test_crop} (view.test_crop)"
