@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     #: A file, an image of Pillow's, or a decoded image, ``[H, W, 3]`` uint8.
     Source: TypeAlias = Path | Image.Image | Tensor
 
+_PORTABLE = (".ppm", ".pgm", ".pnm")
 #: How names of images end, in small letters or capitals.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".pnm")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif", *_PORTABLE)
 
 #: Mean and deviation of ImageNet's images, which pretrained networks expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
