@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    Given: TypeAlias = str | Path | Image.Image
+    Given: TypeAlias = str | os.PathLike[str] | Image.Image
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -31,10 +31,10 @@ def given_images(images: Given | Sequence[Given]) -> tuple[list[Path | Image.Ima
     from PIL import Image
 
     sources: list[Path | Image.Image] = []
-    for one in [images] if isinstance(images, str | Path | Image.Image) else images:
-        if not isinstance(one, str | Path | Image.Image):
+    for one in [images] if isinstance(images, str | os.PathLike | Image.Image) else images:
+        if not isinstance(one, str | os.PathLike | Image.Image):
             raise UserError(f"IMAGES: expected files or images of Pillow, received a {type(one).__name__}")
-        sources.append(Path(one) if isinstance(one, str) else one)
+        sources.append(one if isinstance(one, Image.Image) else Path(one))
     if missing := [str(one) for one in sources if isinstance(one, Path) and not one.is_file()]:
         raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
     if not sources:
