@@ -40,6 +40,21 @@ def test_ls_names_everything(capsys):
         assert f"{word} " in out
 
 
+@pytest.mark.parametrize("command", ["ls", "show voc", "show folder", "--help", "--version"])
+def test_verbs_that_only_print_are_light(command):
+    """Networks and their libraries take seconds to import."""
+    code = (
+        "import sys; from rankgrad.lab.cli import main\n"
+        f"try: main({command.split()!r})\n"
+        "except SystemExit: print('loaded', *sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(out.rpartition("loaded ")[2].split())
+    assert "rankgrad" in loaded
+    heavy = {"torchvision", "timm", "pytorch_metric_learning", "sentence_transformers", "matplotlib", "sklearn"}
+    assert not loaded & (heavy | {"numba", "PIL", "torch._dynamo"})
+
+
 def test_show_prints_the_recipe(capsys):
     assert cli("show", "cub") == 0
     out = capsys.readouterr().out

@@ -32,7 +32,7 @@ def test_names_that_are_no_utf8(tmp_path, monkeypatch, capfd):
     found = f"{NO_UTF8}/class0/0.png"
     assert cli("search", f"{NO_UTF8}.index", found, "--page", f"{NO_UTF8}.html", "--nearest", "2") == 0
     out = capfd.readouterr().out
-    assert "1.000       caf\\udce9 \\udcff/class0/0.png" in out and "page: caf\\udce9 \\udcff.html" in out
+    assert "1.000  caf\\udce9 \\udcff/class0/0.png" in out and "page: caf\\udce9 \\udcff.html" in out
 
 
 def test_tensorboard_needs_utf8(tmp_path):

@@ -8,7 +8,7 @@ from PIL import Image
 from rankgrad.lab import recipes
 from rankgrad.lab.retrieval.images.task import ImageTask
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.vision.folders import image_files
+from rankgrad.lab.vision.folders import given_images
 from rankgrad.lab.vision.kinds import are_drawings, working_size
 
 import images
@@ -163,4 +163,4 @@ def test_crops_that_a_backbone_does_not_take(tmp_path, backbone):
 def test_one_image_by_its_name(tmp_path):
     images.image(tmp_path / "a.png", 0, 0)
     for one in (tmp_path / "a.png", str(tmp_path / "a.png"), [tmp_path / "a.png"]):
-        assert image_files(one) == [tmp_path / "a.png"]
+        assert given_images(one)[0] == [tmp_path / "a.png"]

@@ -59,6 +59,20 @@ def test_it_learns_and_reports(queries, tmp_path, capsys):
     assert "<td>other, best evaluation" in (out / "report.html").read_text()
 
 
+def test_lines_say_which_part_is_measured(queries, tmp_path, capsys):
+    """In every epoch, at the end, of baselines and over seeds; and that the validation queries chose the best."""
+    settings = [*SMALL[:-1], "epochs=1", "baselines=[listnet]"]
+    assert cli("train", "ranker", "--data", queries, "--out", tmp_path / "a", *settings) == 0
+    words = r"validation NDCG@10 [\d.]+  test NDCG@1 [\d.]+  test NDCG@5 [\d.]+  test NDCG@10 [\d.]+  test MAP"
+    said = capsys.readouterr().out
+    for begin in (r"epoch   0  ", r"epoch   1  ", "best  ", "last  ", "ListNet: "):
+        assert re.search(f"^{begin}{words}", said, re.MULTILINE), begin
+    assert re.search(r"^best .*\(epoch \d, by validation NDCG@10\)$", said, re.MULTILINE)
+    assert cli("train", "ranker", "--data", queries, "--out", tmp_path / "b", *settings, "--seeds", 2) == 0
+    said = capsys.readouterr().out
+    assert "\nvalidation NDCG@10 (best): " in said and "\ntest MRR (last): " in said and "\nMRR" not in said
+
+
 def test_metrics_are_those_of_each_query(queries):
     _, config = recipes.load("ranker", [*SMALL, f"data.root={queries}"])
     task = RankerTask(config, torch.device("cpu"))
@@ -129,6 +143,36 @@ def test_a_checkpoint_on_other_features(queries, tmp_path):
     other.write_text(queries.read_text().replace(" 5:", " 6:"))
     told = cli("eval", folder / "best.safetensors", "--data", other)
     assert told == "rankgrad: --data: expected the 5 features of the checkpoint, only one of them has 6"
+
+
+def test_another_file_is_evaluated_whole(queries, tmp_path, capsys):
+    """The file of the run, moved or not, has training queries: only its test queries are measured."""
+    folder, (result,) = run.run("ranker", [*SMALL, f"data.root={queries}"], out=str(tmp_path / "a"))
+    moved, other = tmp_path / "moved.txt", tmp_path / "other.txt"
+    moved.write_text(queries.read_text())
+    other.write_text(
+        "".join(f"{grade} qid:{qid} 1:{grade} 2:1 3:0 4:0 5:0\n" for qid in (7, 8) for grade in (0, 2))
+    )
+    capsys.readouterr()
+    for data in ([], ["--data", moved]):
+        assert cli("eval", folder, *data) == 0
+        said = capsys.readouterr().out
+        assert "of 12 queries" in said and "all of" not in said and f"MAP {result.best['MAP']:.1f}" in said
+    assert cli("eval", folder, "--data", other) == 0
+    assert f"tests on 4 items of 2 queries, all of {other} (it is not the file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_checkpoint_of_before_knows_its_file_by_the_path(queries, tmp_path, same):
+    folder, _ = run.run("ranker", [*SMALL, f"data.root={queries}"], out=str(tmp_path / "a"))
+    task, saved = recipes.of_checkpoint(folder / "best.safetensors")
+    metadata = {key: value for key, value in saved.metadata.items() if key != "queries"}
+    other = queries if same else tmp_path / "moved.txt"
+    other.write_text(queries.read_text())
+    config = saved.config.model_copy(update={"data": saved.config.data.model_copy(update={"root": str(other)})})
+    found = task.evaluate_checkpoint(saved._replace(config=config, metadata=metadata), torch.device("cpu"))
+    tested = measure(rebuild(saved), prepared(read(saved.config.data).test, config, torch.device("cpu")), config)
+    assert (found == tested) == same
 
 
 @pytest.mark.parametrize(

@@ -273,9 +273,9 @@ def test_a_folder_with_images_for_validation(tmp_path, capsys):
     assert (splits.train.classes(), splits.query.classes()) == (3, 2)
     assert splits.note == "there is no test: valid is judged on"
     (tmp_path.parent / "elsewhere").rename(tmp_path / "test")
-    (tmp_path / "other").mkdir()
+    images.image(tmp_path / "other" / "f" / "0.png", 7, 0)
     note = data.read(Data(name="folder", root=str(tmp_path))).note  # classes of odd names, with folders inside
-    assert "not used" not in note and "3 in all" in note
+    assert "not used" not in note and "4 in all" in note
 
 
 def test_a_folder_too_high(tmp_path):

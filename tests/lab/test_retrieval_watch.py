@@ -164,6 +164,13 @@ def test_batches_fit_the_classes_there_are(counts, size, per_class):
     batches.sampler_of(batch, items(*counts), 0).at(0)
 
 
+def test_a_fitted_batch_is_told_with_the_one_of_the_settings():
+    """64 x 2 are 128 as well: the size alone does not say that per_class is another one."""
+    batch, told = batches.fitted(Batch(size=128, per_class=1), items(*[30] * 64))
+    assert (batch.size, batch.per_class) == (128, 2)
+    assert told == "batches of 128, all 64 classes x 2, instead of 128, 128 classes x 1"
+
+
 @pytest.mark.parametrize("processes", [2, 3, 4, 8])
 def test_a_fitted_batch_can_be_shared_among_processes(processes):
     """The user has not set its size, so its size is no reason to refuse a run."""
@@ -203,6 +210,10 @@ def test_too_few_steps_and_rates_that_are_none_are_told(tmp_path):
         in said
     )
     assert not {"steps", "rate"} & set(notes("epochs=30", "lr=3e-4").split())
+    alone = notes("loss=ap", "batch.size=8", "per_class=1")
+    assert "per_class=1: no item has another one of its class in a batch" in alone and "try per_class=4" in alone
+    assert "per_class" not in notes("loss=ap", "batch.size=8", "per_class=2")
+    assert "per_class" not in notes("loss=proxy", "batch.size=8", "per_class=1")
 
 
 def test_rate_and_epochs_follow_from_the_weights(tmp_path):

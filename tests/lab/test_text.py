@@ -72,6 +72,7 @@ def test_a_run_and_its_report(tmp_path, kind, model, capsys):
     assert {"labels": "trains on 32 texts of 4 classes, tests on 32 texts of 4 classes",
             "pairs": "which search 8 texts",
             "graded": "4 queries that search 16 documents"}[kind] in said  # fmt: skip
+    assert ("batches of 8 pairs" in said) == (kind == "pairs")  # whatever per_class is
     before, *_, after = rows(out, "evaluations")
     headline = "NDCG@10" if kind == "graded" else "R@1"
     assert headline in before and (kind != "labels" or float(after["mAP@R"]) > float(before["mAP@R"]))

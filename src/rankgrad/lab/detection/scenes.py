@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Scenes:
     Where it says none it is the image's own, and inf where that cannot be read.
     """
 
-    sources: list[Path]
+    sources: list[Any]  # files, or images of Pillow's
     names: list[str]
     objects: list[Objects]
     sizes: list[tuple[float, float]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from rankgrad import distributed
 from rankgrad.detection.drop_in import use_ranking_loss
 from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss
-from rankgrad.lab.detection import data, model
+from rankgrad.lab.detection import data
 from rankgrad.lab.detection.batches import AspectSampler, canvas, place_boxes
 from rankgrad.lab.detection.config import Boxes, Config, Data
 from rankgrad.lab.detection.evaluate import DetectionMetrics, evaluate
@@ -29,6 +29,11 @@ from rankgrad.lab.training.task import Task, check_batch_size
 from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
 from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
+
+if TYPE_CHECKING:
+    from rankgrad.lab.detection import (
+        model,
+    )  # torchvision takes a second to import: `rankgrad ls` has no need of it
 
 Detections = list[dict[str, Tensor]]
 
@@ -46,14 +51,12 @@ class SceneSource(Store):
     def __init__(
         self, scenes: Scenes, config: Data, longest: int, device: torch.device, progress: Callable[[int], None]
     ) -> None:
-        annotated = dict(zip(scenes.sources, scenes.sizes, strict=True))
+        annotated = {id(source): size for source, size in zip(scenes.sources, scenes.sizes, strict=True)}
 
-        def read(source: Path | Tensor) -> Tensor:
-            if isinstance(source, Tensor):
-                return source
+        def read(source: Any) -> Tensor:
             size = size_of(source)
-            if any(math.isfinite(b) and a != b for a, b in zip(size, annotated[source], strict=True)):
-                width, height = annotated[source]
+            if any(math.isfinite(b) and a != b for a, b in zip(size, annotated[id(source)], strict=True)):
+                width, height = annotated[id(source)]
                 raise ValueError(f"{size[0]} x {size[1]} pixels, {width:g} x {height:g} in the annotation")
             return decode(source, longest)
 
@@ -185,6 +188,8 @@ class DetectionTask(Task):
     same_shapes = False  # a batch is as large as its largest image
 
     def __init__(self, config: Config, device: torch.device) -> None:
+        from rankgrad.lab.detection import model
+
         self.config, self.device = config, device
         self.headline = f"{'AP' if config.protocol() == 'coco' else 'AP50'} {config.scoring()}"
         check_batch_size(config.batch.size)
@@ -201,6 +206,7 @@ class DetectionTask(Task):
         self.steps_per_epoch = len(self.sampler)
         self.notes += optim.doubts(config.optim, self.steps_per_epoch, config.epochs)
         self.items_per_step = config.batch.size
+        self.tested_items = len(self.test.scenes)
         self.network, self._metadata = model.build(
             config.model, config.view, regions=config.batch.regions, classes=self.classes, seed=config.seed
         )
@@ -340,6 +346,8 @@ class DetectionTask(Task):
 
 def _rebuilt(checkpoint: Checkpoint) -> model.Detector:
     """The network of a checkpoint."""
+    from rankgrad.lab.detection import model
+
     config, weights, metadata = checkpoint
     regions = config.batch.regions
     return model.rebuild(config.model, config.view, regions=regions, metadata=metadata, weights=weights)

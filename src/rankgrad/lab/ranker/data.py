@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from dataclasses import dataclass
@@ -65,12 +66,16 @@ class Queries:
 
 @dataclass(frozen=True)
 class QuerySplits:
-    """The parts of a data set, with the same features, by name."""
+    """The parts of a data set, with the same features, by name.
+
+    Of a single file that is split, ``digest`` says by the grades which one it is, whatever its name.
+    """
 
     train: Queries
     validation: Queries
     test: Queries
     names: list[str]
+    digest: str = ""
 
 
 def _reader(path: Path, config: Data) -> Rows:
@@ -97,8 +102,11 @@ def _files(root: Path) -> dict[str, Path]:
     return found
 
 
-def read(config: Data) -> QuerySplits:
-    """The data set of these settings: a file, split by queries, or a folder with a file for each part."""
+def read(config: Data, known: str | None = None) -> QuerySplits:
+    """The data set of these settings: a file, split by queries, or a folder with a file for each part.
+
+    ``known`` is the digest of the file of a run that is to be tested: another file is to test on, all of it.
+    """
     if config.root is None:
         raise UserError("--data: a ranker needs data, say --data FILE or --data DIR")
     root = Path(config.root).expanduser()
@@ -108,7 +116,16 @@ def read(config: Data) -> QuerySplits:
     rows = {part: _reader(path, config) for part, path in files.items()}
     names = _same_features(files, rows)
     queries = {part: _queries(files[part], found, names) for part, found in rows.items()}
-    return _split(queries, config, names)
+    digest = "" if root.is_dir() else _digest(queries["train"])
+    if not root.is_dir() and known not in (None, digest):
+        nothing = queries["train"].take(torch.arange(0))
+        return QuerySplits(nothing, nothing, queries["train"], names, digest)
+    return _split(queries, config, names, digest)
+
+
+def _digest(queries: Queries) -> str:
+    content = queries.grades.numpy().tobytes() + queries.groups.numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _same_features(files: dict[str, Path], rows: dict[str, Rows]) -> list[str]:
@@ -151,7 +168,7 @@ def _queries(path: Path, rows: Rows, names: list[str]) -> Queries:
     )
 
 
-def _split(queries: dict[str, Queries], config: Data, names: list[str]) -> QuerySplits:
+def _split(queries: dict[str, Queries], config: Data, names: list[str], digest: str) -> QuerySplits:
     """The parts that have no file come from the training queries, chosen by a seed."""
     train = queries["train"]
     missing = [part for part in ("test", "validation") if part not in queries]
@@ -167,4 +184,4 @@ def _split(queries: dict[str, Queries], config: Data, names: list[str]) -> Query
             count = min(max(1, math.floor(share * len(train) + 0.5)), len(order) - left)
             queries[part], order = train.take(order[:count].sort().values), order[count:]
         queries["train"] = train.take(order.sort().values)
-    return QuerySplits(queries["train"], queries["validation"], queries["test"], names)
+    return QuerySplits(queries["train"], queries["validation"], queries["test"], names, digest)

@@ -17,7 +17,7 @@ from rankgrad.lab.ranker.config import Config, Data
 from rankgrad.lab.ranker.data import Queries, QuerySplits
 from rankgrad.lab.ranker.trained import TrainedRanker
 from rankgrad.lab.training.checkpoint import Checkpoint, fill, write_text
-from rankgrad.lab.training.errors import TrainingError, UserError
+from rankgrad.lab.training.errors import TrainingError, UserError, printable
 from rankgrad.lab.training.reuse import read_once
 from rankgrad.lab.training.task import Task
 from rankgrad.metrics import average_precision, ndcg, reciprocal_rank
@@ -59,7 +59,7 @@ class RankerTask(Task):
             raise UserError(f"ranker: trains in one process, there are {distributed.count()}")
         self.loss = losses.build(config.loss, config.relevant).to(device)
         split = read(config.data)
-        self.names = split.names
+        self.names, self.digest = split.names, split.digest
         for part in ("train", "validation", "test"):
             _require_relevant(part, getattr(split, part), config.relevant)
         train = prepared(split.train, config, device)
@@ -74,6 +74,7 @@ class RankerTask(Task):
         self.batch = min(config.batch.queries, len(self.train))
         self.steps_per_epoch = len(self.train) // self.batch
         self.items_per_step = round(self.batch * len(self.train.grades) / len(self.train))
+        self.tested_items = len(self.validation.grades) + len(self.test.grades)
         self.parts: dict[str, Tensor] = {}
         counts = (_counts(part, config.relevant) for part in (split.train, split.validation, split.test))
         self.notes = ["trains on {}, validates on {}, tests on {}".format(*counts)]
@@ -113,9 +114,15 @@ class RankerTask(Task):
         """NDCG@k, MAP and MRR in percent, of the ``validation`` or the ``test`` queries."""
         return measure(self.network, {"validation": self.validation, "test": self.test}[part], self.config)
 
+    def describe(self) -> dict[str, Any]:
+        """How much data there is, and what chooses the best checkpoint."""
+        parts = {"training": self.train, "validation": self.validation, "test": self.test}
+        counts = {f"{name} queries": len(part) for name, part in parts.items()}
+        return {"counts": counts, "notes": self.notes, "headline": self.headline}
+
     def metadata(self) -> dict[str, Any]:
-        """The features, in their order."""
-        return {"features": self.names}
+        """The features, in their order, and which queries were split."""
+        return {"features": self.names, "queries": self.digest}
 
     def finish(self, folder: Path) -> None:
         """Write what the report shows of single queries, and train the baselines."""
@@ -139,9 +146,12 @@ class RankerTask(Task):
 
     @classmethod
     def evaluate_checkpoint(cls, checkpoint: Checkpoint, device: torch.device) -> dict[str, float]:
-        """The metrics of a checkpoint on the test queries of its data set."""
+        """The metrics of a checkpoint on the test queries of its data set, or on all queries of another file."""
         config, _, metadata = checkpoint
-        split = read(config.data)
+        known = metadata.get("queries")
+        if known is None and config.data.root != metadata["config"]["data"]["root"]:  # of an older version
+            known = ""
+        split = data.read(config.data, known)
         if split.names != metadata["features"]:
             odd = sorted(set(split.names) ^ set(metadata["features"]))
             difference = f"only one of them has {', '.join(odd[:5])}" if odd else "they are in another order"
@@ -149,7 +159,8 @@ class RankerTask(Task):
                 f"--data: expected the {len(metadata['features'])} features of the checkpoint, {difference}"
             )
         _require_relevant("test", split.test, config.relevant)
-        print(f"tests on {_counts(split.test, config.relevant)}")
+        whole = "" if len(split.train) else f", all of {config.data.root} (it is not the file of the run)"
+        print(printable(f"tests on {_counts(split.test, config.relevant)}{whole}"))
         network = rebuild(checkpoint).to(device)
         return measure(network, prepared(split.test, config, device), config)
 

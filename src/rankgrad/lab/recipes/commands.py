@@ -73,8 +73,9 @@ def _tell(folder: Path, results: list[Result]) -> None:
     from rankgrad.lab.training import log, machine
 
     if len(results) > 1:
+        names = log.labels(results[0].best)
         for row in run.seed_statistics(results):
-            _OUT.print(f"{row['metric']} ({row['of']}): {row['mean']:.2f} +- {row['deviation']:.2f}")
+            _OUT.print(f"{names[row['metric']]} ({row['of']}): {row['mean']:.2f} +- {row['deviation']:.2f}")
     else:
         (result,) = results
         _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f}{run.chosen_by(folder)})")
@@ -144,9 +145,12 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of a run again, on request compared with other runs."""
-    from rankgrad.lab.recipes.run import write_report
+    from rankgrad.lab.recipes.run import other_data, write_report
 
-    _OUT.print(printable(f"report: {write_report(run, beside or [])}"), markup=False)
+    written = write_report(run, beside or [])
+    for line in other_data(run, beside or []):
+        _OUT.print(printable(line), markup=False)
+    _OUT.print(printable(f"report: {written}"), markup=False)
 
 
 def register(app: typer.Typer) -> None:

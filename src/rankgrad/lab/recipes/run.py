@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ from rankgrad.lab.training.task import Task
 ROOM = 256 << 20
 #: Settings that may differ when a run is resumed: they do not change its results.
 _FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
+#: Settings of the data that do not say which they are.
+_READING = {"data.workers", "data.cache", "data.counts", "data.broken"}
 
 
 def folder_for(name: str, out: str | None, *, resume: bool) -> Path:
@@ -139,10 +141,13 @@ def _one(
         _same_version(folder, kind)
         same_settings(folder, config, "--resume")
     task = kind(config, device)
+    trainer = Trainer(task, config, folder, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
         for line in task.notes:
             print(printable(line))
+        if config.evaluate_every == "auto" and trainer.evaluate_every > 1:
+            print(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
         checkpoint.write_text(folder / "data.json", json.dumps(task.describe(), indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
         described = machine.describe(device)
@@ -150,7 +155,6 @@ def _one(
             described["started"] = read_json(folder / "machine.json", Machine).get("started", "")
         checkpoint.write_text(folder / "machine.json", json.dumps(described, indent=1))
     distributed.wait()
-    trainer = Trainer(task, config, folder, device)
     result = trainer.fit(resume=resume, previous=previous)
     if distributed.process_index() == 0:
         checkpoint.write_text(folder / "result.json", json.dumps(vars(result), indent=1))
@@ -206,9 +210,36 @@ def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
 
 
 def chosen_by(folder: Path) -> str:
-    """What chose the best evaluation, where that is the test part."""
-    metric = data_notes(folder).get("headline")
-    return f", by {metric} on the test part" if metric else ""
+    """What chose the best evaluation."""
+    metric = data_notes(folder).get("headline", "")
+    return f", by {metric}{'' if metric.startswith('validation') else ' on the test part'}" if metric else ""
+
+
+def other_data(folder: Path, beside: Sequence[Path]) -> list[str]:
+    """A line for each other run whose data, or the split of them, differ from this run's."""
+
+    def known(run: Path) -> dict[str, Any]:
+        settings = flat(recipes.load(str(run))[1].model_dump(mode="json", include={"data"}))
+        return {k: v for k, v in settings.items() if k not in _READING} | data_notes(run).get("counts", {})
+
+    lines, own = [], known(folder) if beside else {}
+    for other in beside:
+        found = known(other)
+        differ = [
+            f"{key} {found.get(key)!r} (this run: {own.get(key)!r})"
+            for key in dict.fromkeys([*own, *found])
+            if own.get(key) != found.get(key)
+        ]
+        if differ:
+            lines.append(
+                f"The data differ, so the rows may not compare. {page.name_of(other)}: {'; '.join(differ)}"
+            )
+    return lines
+
+
+def _unfinished(steps: Sequence[Mapping[str, float]]) -> str:
+    last = f"Its last step is {steps[-1]['step']:.0f}" if steps else "It has no step yet"
+    return f"This run is not finished: it was interrupted, or is still training. {last}; --resume continues it."
 
 
 def _time(result: Result | None) -> dict[str, str]:
@@ -240,13 +271,15 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     described = read_json_if_there(folder / "machine.json", Machine) or {}
     result = read_json_if_there(folder / "result.json", Result)
     first, *others = task.report_sections(folder, config, beside)
-    if result is not None:
-        first = first[0], "".join(f"<p>{escape(line)}</p>" for line in below_start(folder, [result])) + first[1]
+    steps = read_table(folder / "steps.csv", ("step", "loss"))
+    lines = below_start(folder, [result]) if result is not None else [_unfinished(steps)]
+    lines += other_data(folder, beside)
+    first = first[0], "".join(f"<p>{escape(line)}</p>" for line in lines) + first[1]
     return page.write_report(
         folder,
         title=f"rankgrad: {folder.name}",
         settings=flat(config.model_dump(mode="json")),
-        steps=read_table(folder / "steps.csv", ("step", "loss")),
+        steps=steps,
         evaluations=read_table(folder / "evaluations.csv", ("step", "epoch")),
         machine={**described, **_time(result)},
         sections=[first, *others],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rankgrad.lab.report.curves import chart
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.errors import printable
+from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.run_files import Result, SeedStatistic, read_json_if_there
 
 if TYPE_CHECKING:
@@ -65,14 +66,21 @@ def name_of(run: Path) -> str:
 def evaluations(run: Path, beside: Sequence[Path]) -> Iterator[tuple[str, bool, Mapping[str, float]]]:
     """Evaluations before training, at their best and the last, of other runs, then of this run.
 
-    Each as its name in a table, whether it is of this run, and its metrics.
+    Each as its name in a table, whether it is of this run, and its metrics. Of a run that is not finished, those
+    before training and the last one so far.
     """
     for folder in (*beside, run):
-        result = read_json_if_there(folder / "result.json", Result) or Result()
+        result, last = read_json_if_there(folder / "result.json", Result), "last epoch"
+        if result is None:
+            rows, last = read_table(folder / "evaluations.csv", ("step", "epoch")), "last evaluation"
+            result = Result(
+                first=next((row for row in rows if row["step"] == 0), {}),
+                last=next((row for row in rows[::-1] if row["step"] > 0), {}),
+            )
         whose = "this run" if folder == run else name_of(folder)
         if result.first:
             yield f"{whose}, before training", folder == run, result.first
-        for label, row in (("best evaluation", result.best), ("last epoch", result.last)):
+        for label, row in (("best evaluation", result.best), (last, result.last)):
             if row:
                 yield f"{whose}, {label} (epoch {row['epoch']:.0f})", folder == run, row
 

@@ -30,7 +30,8 @@ def fitted(batch: Batch, items: Items, processes: int = 1) -> tuple[Batch, str]:
         return batch, ""
     many, per_class = _shared(min(classes, batch.size // per_class), per_class, processes)
     size, of = many * per_class, f"all {many}" if many == classes else f"{many}"
-    note = f"batches of {size}, {of} classes x {per_class}, instead of {batch.size}"
+    given = f"{batch.size}, {batch.size // batch.per_class} classes x {batch.per_class}"
+    note = f"batches of {size}, {of} classes x {per_class}, instead of {given}"
     return batch.model_copy(update={"size": size, "per_class": per_class}), note
 
 

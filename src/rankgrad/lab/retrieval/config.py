@@ -20,7 +20,7 @@ class Batch(Section):
     """How batches are drawn."""
 
     size: Many = 128  # items in a batch, of all processes; fewer where there are too few classes
-    per_class: Many = 4  # items of a class in a batch
+    per_class: Many = 4  # items of a class in a batch; of pairs of texts always 2
     sampler: Literal["classes", "superlabels"] = "classes"  # superlabels: a batch from two super-labels
     batches_per_pair: Count = 10  # superlabels: batches from each pair of super-labels in an epoch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +20,14 @@ class Items:
     """Images, texts or table rows of one split.
 
     Args:
-        sources: Where each comes from: a file, the decoded image itself (``[H, W, 3]`` uint8), a text.
+        sources: Where each comes from: a file, the image itself (of Pillow's, or ``[H, W, 3]`` uint8), a text.
         labels: ``[N]`` integers.
         super_labels: ``[N]`` integers, where the data set has them.
         names: What to call each item in messages and reports.
         class_names: What to call label 0, 1, ...; empty: its number.
     """
 
-    sources: Sequence[Path | Tensor | str]
+    sources: Sequence[Any]
     labels: Tensor
     super_labels: Tensor | None
     names: Sequence[str]

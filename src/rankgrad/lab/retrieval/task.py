@@ -23,6 +23,8 @@ from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
 
 #: A run of fewer steps in all is reported.
 FEW_STEPS = 50
+#: Losses that rank the items of a batch alone.
+_OF_PAIRS = ("recall", "ap", "pair")
 #: Items that are embedded at a time.
 AT_ONCE = 256
 
@@ -103,6 +105,7 @@ class RetrievalTask(Task):
         self.sampler = batches.sampler_of(self.batch, train.items, config.seed)
         self.steps_per_epoch = len(self.sampler)
         self.items_per_step = self.batch.size
+        self.tested_items: float = len(self.query) + len(self.gallery or ())
         self.parts: dict[str, Tensor] = {}
         self.network.to(device)
         if distributed.active() and device.type == "cuda" and not getattr(self.network, "freeze_batch_norm", True):
@@ -208,6 +211,10 @@ class RetrievalTask(Task):
             enough = -(-2 * FEW_STEPS // self.steps_per_epoch)
             begin = f"epochs={self.config.epochs} is {steps} steps in all"
             doubts.append(f"{begin}, which may be too few: try epochs={enough}")
+        remembers = self.config.loss.arguments().get("memory")
+        if self.batch.per_class == 1 and self.config.loss.name in _OF_PAIRS and not remembers:
+            begin = "per_class=1: no item has another one of its class in a batch"
+            doubts.append(f"{begin}, so loss={self.config.loss.name} has nothing to rank: try per_class=4")
         if rate < SCRATCH_LR / 30 and not self.pretrained(self.config):
             begin = f"lr={rate:g} is a learning rate for pretrained networks"
             doubts.append(f"{begin}, and this one starts from scratch (weights=none): try lr={SCRATCH_LR:g}")

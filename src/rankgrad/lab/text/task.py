@@ -35,6 +35,10 @@ class TextTask(RetrievalTask):
             self.headline = "NDCG@10"
             self.notes = [self._graded_counts(), *self.notes[1:]]
 
+    def _length(self) -> str:
+        pairs = f", batches of {self.batch.size // 2} pairs" if self.config.data.kind == "pairs" else ""
+        return super()._length() + pairs
+
     @property
     def graded(self) -> bool:
         """Whether documents have grades."""

@@ -51,7 +51,7 @@ class RunConfig(Section):
     precision: Precision = "fp32"  # precision of the network; auto: bf16 on a GPU, fp32 on a CPU
     device: str = "auto"  # auto, cpu or cuda; auto takes a GPU if there is one
     compile: bool = False  # whether to use torch.compile (on a GPU; not for detectors)
-    evaluate_every: Count = 1  # epochs from one evaluation to the next
+    evaluate_every: Count | Literal["auto"] = 1  # epochs between evaluations; auto: about a tenth of the time
     evaluate_first: bool = False  # whether to evaluate before training as well
     save_minutes: NonNegative = 5.0  # minutes between checkpoints; 0: a checkpoint after every step
     callbacks: tuple[str, ...] = ("tensorboard",)  # loggers: tensorboard, wandb, mlflow, or module:Class

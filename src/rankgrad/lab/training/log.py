@@ -118,9 +118,16 @@ class Log:
             callback.end()
 
 
+def labels(metrics: Mapping[str, float]) -> dict[str, str]:
+    """What to call each metric; where some are of the validation part, the others are of the test part."""
+    names = [name for name in metrics if name not in ("step", "epoch")]
+    validated = {name for name in names if name.startswith("validation ")}
+    return {name: f"test {name}" if validated and name not in validated else name for name in names}
+
+
 def in_words(metrics: Mapping[str, float]) -> str:
     """``R@1 64.0  mAP@R 24.6``."""
-    return "  ".join(f"{name} {value:.1f}" for name, value in metrics.items() if name not in ("step", "epoch"))
+    return "  ".join(f"{label} {metrics[name]:.1f}" for name, label in labels(metrics).items())
 
 
 class Progress:

@@ -32,6 +32,20 @@ from rankgrad.lab.training.task import Task
 READ_EVERY = 20
 
 
+#: The work on an item in training, of that in an evaluation: forward and backward instead of forward.
+_TRAINING_WORK = 3
+#: What evaluations may take of the time of training, and how many there are at least, where a run chooses.
+_SHARE, _FEWEST = 0.1, 5
+
+
+def epochs_between(setting: int | str, trained: float, tested: float, epochs: int) -> int:
+    """Epochs from one evaluation to the next: as set, or by the items of an epoch and of an evaluation."""
+    if isinstance(setting, int):
+        return setting
+    work = tested / (_TRAINING_WORK * trained)
+    return max(1, min(math.ceil(work / _SHARE), epochs // _FEWEST))
+
+
 class _Speed:
     """Steps per second since a step. Evaluations and checkpoints are left out: after each, a new one begins."""
 
@@ -57,6 +71,8 @@ class Trainer:
         self.task, self.config, self.folder, self.device = task, config, folder, device
         torch.backends.cudnn.benchmark = task.same_shapes
         self.optimizer = optim.make_optimizer(task.parameter_groups(), config.optim)
+        trained = task.items_per_step * task.steps_per_epoch
+        self.evaluate_every = epochs_between(config.evaluate_every, trained, task.tested_items, config.epochs)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.step = 0
         self.result = Result()
@@ -108,7 +124,7 @@ class Trainer:
         if self.step == 0:
             return self.config.evaluate_first
         epoch = self.step // self.task.steps_per_epoch
-        return self._epoch_ends() and (epoch % self.config.evaluate_every == 0 or self.step == self._total)
+        return self._epoch_ends() and (epoch % self.evaluate_every == 0 or self.step == self._total)
 
     def _ended(self) -> bool:
         return self.step >= self._total and not self._evaluation_is_due()

@@ -44,6 +44,7 @@ class Task(ABC):
     loss: nn.Module  #: its parameters are trained too; its state (memory, proxies) is saved with the run
     steps_per_epoch: int
     items_per_step: int  #: items in a batch, of all processes
+    tested_items: float  #: items of an evaluation; larger images than in training count as more
     #: Scalars of the last step to log beside the loss; the same names in every step, NaN if not known.
     parts: dict[str, Tensor]
     notes: Sequence[str] = ()  #: lines about data and settings, printed before training begins

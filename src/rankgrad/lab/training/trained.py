@@ -65,6 +65,12 @@ class TrainedEmbedder(Trained):
         """
         raise NotImplementedError
 
+    def embed_readable(
+        self, items: Sequence[Any], *, progress: Callable[[int], None] = lambda done: None
+    ) -> tuple[Tensor, list[int], list[str]]:
+        """The same for the items that can be read, their rows in ``items``, and what is wrong with the others."""
+        return self.embed(items, progress=progress), list(range(len(items))), []
+
     @staticmethod
     def unit(embeddings: Tensor) -> Tensor:
         """Embeddings of unit length on the CPU, if all of them are numbers."""

@@ -10,6 +10,9 @@ import typer
 
 from rankgrad.lab.training.errors import UserError, printable
 
+#: The exit status where some images could not be read, and the others are done.
+BROKEN = 3
+
 #: Task -> what its networks are, and what uses them.
 _OTHERS = {
     "detection": "a detector; use `rankgrad detect`",
@@ -47,6 +50,14 @@ def _texts(given: list[Path], data: Any, column: str | None) -> list[str]:
     return texts
 
 
+def _tell_broken(faults: list[str], many: int, done: str) -> None:
+    """Say which images could not be read, if any, by an exit status of its own: the others are done."""
+    from rankgrad.lab.vision.images import listed
+
+    if faults:
+        raise UserError(f"IMAGES: {listed(faults, many)}. The others are {done}.", status=BROKEN)
+
+
 def embed(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint in it.")],
     items: Annotated[
@@ -82,7 +93,8 @@ def embed(
     else:
         names = [str(path) for path in _files(items)]
     with log.progress("embedding", len(names), 0, show=True) as bar:
-        embeddings = network.embed(names, progress=bar.advance).numpy()
+        found, rows, faults = network.embed_readable(names, progress=bar.advance)
+    given, names, embeddings = len(names), [names[row] for row in rows], found.numpy()
     file = io.BytesIO()
     np.savez(file, embeddings=embeddings, names=np.array(names))
     write_bytes(out, file.getvalue())
@@ -90,6 +102,7 @@ def embed(
     if index is not None:
         indices.write(index, embeddings, names, checkpoint_of(run), network.kind)
         print(printable(f"index: {index}"))
+    _tell_broken(faults, given, "embedded")
 
 
 def search(
@@ -100,27 +113,22 @@ def search(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Search an index: prints the nearest items of each query, and shows them on an HTML page."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from rankgrad.lab.training.checkpoint import write_text
     from rankgrad.lab.use import index as indices
     from rankgrad.lab.use import load
     from rankgrad.lab.use import page as pages
 
     opened = indices.read(index)
-    embeddings = load(opened.checkpoint, device=device).embed(query)
+    embeddings, rows, faults = load(opened.checkpoint, device=device).embed_readable(query)
+    given, query = len(query), [query[row] for row in rows]
     found = opened.nearest(embeddings.numpy(), nearest)
-    out = Console(soft_wrap=True, highlight=False)
     for one, items in zip(query, found, strict=True):
-        title = Text(printable(one))
-        table = Table("", "similarity", "item", title=title, title_justify="left", box=None, header_style="bold")
+        print(printable(one))
         for place, (name, score) in enumerate(items, 1):
-            table.add_row(str(place), f"{score:.3f}", Text(printable(name)))
-        out.print(table)
+            print(f"{place:4d}  {score:.3f}  {printable(name)}")
     write_text(page, pages.write(page, query, found, opened.kind))
-    out.print(printable(f"page: {page}"), markup=False)
+    print(printable(f"page: {page}"))
+    _tell_broken(faults, given, "searched for")
 
 
 def detect(
@@ -141,9 +149,10 @@ def detect(
     network = load(run, device=device)
     if not isinstance(network, TrainedDetector):
         raise UserError(f"RUN: expected a detector, received a network of the task {network.config.task!r}")
-    paths = _files(images)
-    with log.progress("detecting", len(paths), 0, show=True) as bar:
-        found = network.detect(paths, progress=bar.advance)
+    given = _files(images)
+    with log.progress("detecting", len(given), 0, show=True) as bar:
+        found, kept, faults = network.detect_readable(given, progress=bar.advance)
+    paths = [given[row] for row in kept]
     least = _threshold(run if run.is_dir() else run.parent) if score is None else score
     by_file, drawn = {}, 0
     for path, name, one in zip(paths, drawing.names(paths), found, strict=True):
@@ -155,6 +164,7 @@ def detect(
         drawing.draw(path, out / name, shown, network.classes)
     write_text(out / "detections.json", json.dumps(by_file))
     print(printable(f"{drawn} boxes with a score of at least {least:.2g} on {len(paths)} images in {out}"))
+    _tell_broken(faults, len(given), "done")
 
 
 def _threshold(folder: Path) -> float:

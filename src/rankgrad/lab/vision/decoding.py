@@ -72,6 +72,9 @@ class Budget:
 #: Of all images that are decoded at a time, by any number of workers.
 BUDGET = Budget(2 * 2**30)
 
+#: Images of Pillow's that a program holds already are used one at a time: two workers may have the same one.
+_IN_MEMORY = threading.Lock()
+
 
 @lru_cache
 def _formats() -> list[str]:
@@ -124,13 +127,17 @@ def _opened(path: Path) -> Iterator[tuple[Image.Image, int]]:
     from PIL import Image
 
     with _LimitedFile(path) as content, Image.open(content, formats=_formats()) as file:
-        if file.mode[0] in "IF":
-            raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
-        width, height = file.size
-        if max(width, height) > LONGEST * min(width, height):
-            raise ValueError(f"{width} x {height} pixels: expected sides of a ratio up to {LONGEST}")
-        content.allow(BYTES_IN_FILE * width * height)
+        _check_header(file)
+        content.allow(BYTES_IN_FILE * file.width * file.height)
         yield file, BYTES_PER_HEADER_BYTE * content.taken
+
+
+def _check_header(file: Image.Image) -> None:
+    if file.mode[0] in "IF":
+        raise ValueError(f"expected 8 bits a channel, received Pillow's mode {file.mode}")
+    width, height = file.size
+    if max(width, height) > LONGEST * min(width, height):
+        raise ValueError(f"{width} x {height} pixels: expected sides of a ratio up to {LONGEST}")
 
 
 @contextmanager
@@ -140,11 +147,18 @@ def opened(path: Path) -> Iterator[tuple[Image.Image, int]]:
         yield file
 
 
-def size_of(path: Path) -> tuple[int, int]:
+def size_of(source: Path | Image.Image) -> tuple[int, int]:
     """Width and height of an image as it is shown (see :func:`upright`), from its header alone."""
-    with opened(path) as (file, _):
-        width, height = file.size
-        return (height, width) if _orientation(file) in _TURNED else (width, height)
+    if not isinstance(source, Path):
+        with _IN_MEMORY:
+            return _size(source)
+    with opened(source) as (file, _):
+        return _size(file)
+
+
+def _size(file: Image.Image) -> tuple[int, int]:
+    width, height = file.size
+    return (height, width) if _orientation(file) in _TURNED else (width, height)
 
 
 def _orientation(file: Image.Image) -> int:
@@ -157,24 +171,37 @@ def _orientation(file: Image.Image) -> int:
     return found if isinstance(found, int) else 1
 
 
-def upright(path: Path, enough: Callable[[int, int], tuple[int, int]], use: Callable[[Image.Image], T]) -> T:
+def upright(
+    source: Path | Image.Image, enough: Callable[[int, int], tuple[int, int]], use: Callable[[Image.Image], T]
+) -> T:
     """What ``use`` makes of an image as RGB, turned as its EXIF data say, all within :data:`BUDGET`.
 
     Args:
-        path: The file.
+        source: The file, or an image of Pillow's, which is in memory already.
         enough: From the width and height in the file to those that need not be exceeded: a JPEG is read at a half,
             a quarter or an eighth of its size if that has both.
-        use: It must not keep the image.
+        use: It must not keep the image, nor change one that is in memory already.
     """
-    with opened(path) as (file, header):
+    if not isinstance(source, Path):
+        with _IN_MEMORY:
+            _check_header(source)
+            return use(_rgb(source))
+    with opened(source) as (file, header):
         needed = file.width * file.height * COEFFICIENTS_PER_PIXEL
         file.draft("RGB", enough(*file.size))
         needed = max(needed, file.width * file.height * BYTES_PER_PIXEL)
     with BUDGET.of(header + needed):
-        return _used(path, enough, use)  # whose frame, and the image with it, is gone before the budget is free
+        return _used(source, enough, use)  # whose frame, and the image with it, is gone before the budget is free
 
 
 def _used(path: Path, enough: Callable[[int, int], tuple[int, int]], use: Callable[[Image.Image], T]) -> T:
+    with _opened(path) as (file, _):
+        file.draft("RGB", enough(*file.size))
+        return use(_rgb(file))
+
+
+def _rgb(file: Image.Image) -> Image.Image:
+    """The pixels as RGB, upright."""
     from PIL import Image
 
     turns = {
@@ -186,9 +213,7 @@ def _used(path: Path, enough: Callable[[int, int], tuple[int, int]], use: Callab
         7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_90,
     }
-    with _opened(path) as (file, _):
-        turn = turns.get(_orientation(file))
-        file.draft("RGB", enough(*file.size))
-        file.load()
-        image: Image.Image = file if file.mode == "RGB" else file.convert("RGB")
-        return use(image if turn is None else image.transpose(turn))
+    turn = turns.get(_orientation(file))
+    file.load()
+    image: Image.Image = file if file.mode == "RGB" else file.convert("RGB")
+    return image if turn is None else image.transpose(turn)

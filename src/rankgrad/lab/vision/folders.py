@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankgrad.lab.training.config import nearest, shown
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.config import ImageData
 from rankgrad.lab.vision.images import SUFFIXES
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from PIL import Image
+
+    Given: TypeAlias = str | os.PathLike[str] | Image.Image
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -18,14 +26,20 @@ def images_in(folder: Path) -> list[Path]:
     return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
-def image_files(images: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files of images that a user names; a missing one, or none at all, is an error."""
-    paths = [Path(image) for image in ([images] if isinstance(images, str | Path) else images)]
-    if missing := [str(path) for path in paths if not path.is_file()]:
+def given_images(images: Given | Sequence[Given]) -> tuple[list[Path | Image.Image], list[str]]:
+    """Files, and images of Pillow's, that a user gives, and what to call each; a missing file is an error."""
+    from PIL import Image
+
+    sources: list[Path | Image.Image] = []
+    for one in [images] if isinstance(images, str | os.PathLike | Image.Image) else images:
+        if not isinstance(one, str | os.PathLike | Image.Image):
+            raise UserError(f"IMAGES: expected files or images of Pillow, received a {type(one).__name__}")
+        sources.append(one if isinstance(one, Image.Image) else Path(one))
+    if missing := [str(one) for one in sources if isinstance(one, Path) and not one.is_file()]:
         raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
-    if not paths:
+    if not sources:
         raise UserError("IMAGES: expected images, received none")
-    return paths
+    return sources, [str(one) if isinstance(one, Path) else f"image {at}" for at, one in enumerate(sources)]
 
 
 def root_of(config: ImageData) -> Path:

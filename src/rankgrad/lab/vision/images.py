@@ -24,10 +24,16 @@ from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.decoding import upright
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from PIL import Image
 
+    #: A file, an image of Pillow's, or a decoded image, ``[H, W, 3]`` uint8.
+    Source: TypeAlias = Path | Image.Image | Tensor
+
+_PORTABLE = (".ppm", ".pgm", ".pnm")
 #: How names of images end, in small letters or capitals.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".pnm")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif", *_PORTABLE)
 
 #: Mean and deviation of ImageNet's images, which pretrained networks expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -104,7 +110,7 @@ class PackedImages:
         return PackedImages.of([self.image(row) for row in index.tolist()], pinned=pinned)
 
 
-def decode(source: Path, longest: int) -> Tensor:
+def decode(source: Path | Image.Image, longest: int) -> Tensor:
     """An image as ``[H, W, 3]`` uint8, upright; one twice as long as ``longest`` or more is reduced.
 
     The content says the format, not the name.
@@ -190,7 +196,7 @@ class Store:
     """Images, ready to be cut into batches on a device; ``faults`` says which cannot be read.
 
     Args:
-        sources: What to read: files, or decoded images.
+        sources: What to read: files, images of Pillow's, or decoded images.
         names: What to call each in messages.
         decode: From a source to ``[H, W, 3]`` uint8; any exception means the file is broken.
         cache: Where decoded images stay: ``ram``, ``device``, or ``none``.
@@ -201,9 +207,9 @@ class Store:
 
     def __init__(
         self,
-        sources: Sequence[Path | Tensor],
+        sources: Sequence[Source],
         names: Sequence[str],
-        decode: Callable[[Path | Tensor], Tensor],
+        decode: Callable[[Source], Tensor],
         *,
         cache: str,
         workers: int,
@@ -242,7 +248,7 @@ class Store:
             self.cache = self.cache.to(device)
         self._on_device = cache == "device"
 
-    def _try_decode(self, source: Path | Tensor) -> Tensor | str:
+    def _try_decode(self, source: Source) -> Tensor | str:
         """The image, or what is wrong with the file."""
         try:
             if isinstance(source, Path) and not source.is_file():
@@ -251,10 +257,10 @@ class Store:
         except Exception as error:  # Pillow raises many kinds, all of which mean that this file is broken
             return f"broken ({error})"
 
-    def _decode_all(self, sources: Sequence[Path | Tensor], room: _Room) -> Iterator[Tensor | str]:
+    def _decode_all(self, sources: Sequence[Source], room: _Room) -> Iterator[Tensor | str]:
         """All images in order, a few hundred at a time in flight."""
 
-        def counted(source: Path | Tensor) -> Tensor | str:
+        def counted(source: Source) -> Tensor | str:
             outcome = self._try_decode(source)
             if isinstance(outcome, Tensor):
                 room.take(outcome.numel())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SIDE = 96  # pixels of an image in the report
 
 
-def decode(source: Path | Tensor | str, view: View) -> Tensor:
+def decode(source: Path | Image.Image | Tensor, view: View) -> Tensor:
     """An image as ``[H, W, 3]`` uint8 at its working size. The content says the format, not the name."""
     from PIL import Image
 
@@ -37,7 +37,7 @@ def decode(source: Path | Tensor | str, view: View) -> Tensor:
     else:
         # a JPEG far larger than needed is read at a fraction
         enough = (2 * resize, 2 * resize)
-        return upright(Path(source), lambda *size: enough, lambda image: _resized(image, resize, view.shape))
+        return upright(source, lambda *size: enough, lambda image: _resized(image, resize, view.shape))
     return _resized(image, resize, view.shape)
 
 
@@ -75,7 +75,7 @@ class ImageSource(Source):
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         self.store = Store(
-            items.sources,  # type: ignore[arg-type]
+            items.sources,
             items.names,
             lambda source: decode(source, view),
             cache=config.cache,

@@ -11,12 +11,13 @@ from rankgrad import distributed
 from rankgrad.lab.retrieval import losses
 from rankgrad.lab.retrieval.images import data, model
 from rankgrad.lab.retrieval.images.config import Config, Data, View
+from rankgrad.lab.retrieval.images.data import folder
 from rankgrad.lab.retrieval.images.paper import TABLES
 from rankgrad.lab.retrieval.images.pooling import Pool
 from rankgrad.lab.retrieval.images.source import ImageSource
 from rankgrad.lab.retrieval.images.trained import TrainedImageEmbedder
 from rankgrad.lab.retrieval.source import Sources
-from rankgrad.lab.retrieval.splits import Items
+from rankgrad.lab.retrieval.splits import FEW, Items
 from rankgrad.lab.retrieval.task import RetrievalTask
 from rankgrad.lab.training import log
 from rankgrad.lab.training.checkpoint import Checkpoint
@@ -70,6 +71,11 @@ class ImageTask(RetrievalTask):
         """Whether there are weights to begin with."""
         return config.model.weights != "none"
 
+    def __init__(self, config: Config, device: torch.device) -> None:
+        super().__init__(config, device)
+        view = self.config.view
+        self.tested_items *= (view.test_crop / view.crop) ** 2
+
     def _length(self) -> str:
         view, parts = self.config.view, [super()._length()]
         tested = "" if view.test_crop == view.crop else f", tested at {view.test_crop} (view.test_crop)"
@@ -80,7 +86,8 @@ class ImageTask(RetrievalTask):
 
     def _other_split(self) -> str:
         config = self.config.data
-        chosen = config.name == "folder" and not (root_of(config) / "train").is_dir()
+        chosen = config.name == "folder" and not folder.parts_of(root_of(config))
+        chosen = chosen and len(self.query.items.class_names) >= FEW
         return "; data.test_share and data.split_seed choose the classes to test on" if chosen else ""
 
     def _warnings(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,11 @@ from rankgrad.lab.retrieval.splits import Items
 from rankgrad.lab.retrieval.task import embed
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Exportable, TrainedEmbedder
-from rankgrad.lab.vision.folders import image_files
+from rankgrad.lab.vision.folders import given_images
+from rankgrad.lab.vision.images import listed
+
+if TYPE_CHECKING:
+    from rankgrad.lab.vision.folders import Given
 
 _AT_ONCE = 2048  # images that are decoded, and in memory, at a time
 
@@ -30,22 +34,39 @@ class TrainedImageEmbedder(TrainedEmbedder):
 
     kind = "image"
 
-    def embed(self, items: Sequence[str | Path], *, progress: Callable[[int], None] = lambda done: None) -> Tensor:
-        """Embeddings of image files, ``[N, dim]`` float32 on the CPU."""
-        paths = image_files(items)
+    def embed(
+        self, items: Given | Sequence[Given], *, progress: Callable[[int], None] = lambda done: None
+    ) -> Tensor:
+        """Embeddings of image files, or images of Pillow's, ``[N, dim]`` float32 on the CPU.
+
+        An image that cannot be read is an error; see :meth:`embed_readable`.
+        """
+        return self._embed(items, progress, skip=False)[0]
+
+    def embed_readable(
+        self, items: Given | Sequence[Given], *, progress: Callable[[int], None] = lambda done: None
+    ) -> tuple[Tensor, list[int], list[str]]:
+        """The same for the images that can be read, their rows in ``items``, and what is wrong with the others."""
+        return self._embed(items, progress, skip=True)
+
+    def _embed(
+        self, items: Given | Sequence[Given], progress: Callable[[int], None], *, skip: bool
+    ) -> tuple[Tensor, list[int], list[str]]:
+        sources, names = given_images(items)
         parts: list[Tensor] = []
+        rows: list[int] = []
         faults: list[str] = []
-        for done in range(0, len(paths), _AT_ONCE):
-            some = paths[done : done + _AT_ONCE]
-            found = Items(some, torch.zeros(len(some), dtype=torch.int64), None, [str(path) for path in some])
-            source = ImageSource(found, Data(name="folder"), self.config.view, self.device)
+        for done in range(0, len(sources), _AT_ONCE):
+            part = slice(done, done + _AT_ONCE)
+            some = Items(sources[part], torch.zeros(len(sources[part]), dtype=torch.int64), None, names[part])
+            source = ImageSource(some, Data(name="folder"), self.config.view, self.device)
             faults += source.store.faults
-            if not faults:
+            if len(source) and (skip or not faults):
                 parts.append(embed(self.network, source, self.config.precision, progress=_after(done, progress)))
-        if faults:
-            more = f"; {len(faults)} of {len(paths):,} in all" if len(faults) > 5 else ""
-            raise UserError(f"IMAGES: {'; '.join(faults[:5])}{more}")
-        return self.unit(torch.cat(parts))
+                rows += [done + row for row in source.store.kept.tolist()]
+        if faults and not (skip and parts):
+            raise UserError(f"IMAGES: {listed(faults, len(sources))}")
+        return self.unit(torch.cat(parts)), rows, faults
 
     def exportable(self) -> Exportable:
         """From pixels in [0, 1] to embeddings: the normalisation of the images is part of it."""
