@@ -30,10 +30,8 @@ from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
 from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
 
-if TYPE_CHECKING:
-    from rankgrad.lab.detection import (
-        model,
-    )  # torchvision takes a second to import: `rankgrad ls` has no need of it
+if TYPE_CHECKING:  # torchvision takes a second to import, and `rankgrad ls` does not need it
+    from rankgrad.lab.detection import model
 
 Detections = list[dict[str, Tensor]]
 
