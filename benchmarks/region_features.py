@@ -21,8 +21,8 @@ from rankgrad.lab.training import optim
 from rankgrad.lab.training.errors import UserError
 
 STRIDE = 16  # of the features, in pixels
-RPN_EPOCHS = 4
-RPN_RATE = 0.02
+RPN_EPOCHS = 8
+RPN_RATE = 0.1
 ANCHORS = ((32, 64, 128, 256),)
 _AT_A_TIME = 16  # images in evaluation, and while features are made
 
