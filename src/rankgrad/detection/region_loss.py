@@ -111,7 +111,7 @@ class RegionLoss(nn.Module):
     regions at all give 0. Logits in half precision are ranked as float32 values.
 
     ``thresholds`` and ``order_weight`` rank by what the metric ranks by, the IoU of each region's *decoded* box
-    with its object, which the drop-in computes. Both are off: no whole training has shown a gain.
+    with its object, which the drop-in computes. Both are off: no training has shown a gain.
 
     Args:
         form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.
@@ -131,7 +131,9 @@ class RegionLoss(nn.Module):
         lam, margin, memory, map_weight, pooled_weight, distributed, window: As in
             :class:`rankgrad.ClassRankingLoss`; ``lam=None`` makes room for a window, or for the automatic reach.
             With ``distributed`` the lists are over the regions of all processes; the cross entropy stays each
-            process's own mean, as in torchvision, and DistributedDataParallel averages it.
+            process's own mean, as in torchvision, and DistributedDataParallel averages it. The loss is a mean over
+            the relevant regions of batch and memory: with ``memory=0`` those of the batch have about eight times
+            the gradient, so take an eighth of the weight.
 
     Example:
         >>> from rankgrad.detection import RegionLoss
