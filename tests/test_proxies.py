@@ -117,6 +117,17 @@ def test_pairs_add_the_items_average_precision():
     torch.testing.assert_close(both(embeddings, labels), alone(embeddings, labels) + 0.5 * items)
 
 
+@pytest.mark.parametrize(("classes", "weight"), [(4, 1), (12, 1), (13, 13 / 12), (24, 2), (48, 4), (100, 4)])
+def test_pairs_weigh_more_where_a_batch_shows_few_classes(classes, weight):
+    """Four classes in the batch, in any order: the weight is classes / 12, from 1 to 4."""
+    torch.manual_seed(5)
+    embeddings, labels = torch.randn(8, 6), (torch.arange(8) % 4)[torch.randperm(8)] * (classes // 4)
+    by_rule = rankgrad.ProxyRankingLoss(classes, 6)
+    by_number = rankgrad.ProxyRankingLoss(classes, 6, pairs=weight)
+    by_number.load_state_dict(by_rule.state_dict())
+    torch.testing.assert_close(by_rule(embeddings, labels), by_number(embeddings, labels))
+
+
 def test_what_the_thresholds_ask_for_costs_nothing():
     """Own items above the upper threshold, others below the lower one: no loss and no gradient."""
     basis = torch.eye(3)
@@ -145,6 +156,10 @@ def test_proxies_complain_by_name():
         loss(torch.randn(2, 5), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="num_classes: expected an integer >= 1"):
         rankgrad.ProxyRankingLoss(0, 4)
+    with pytest.raises(ValueError, match="pairs: expected a number >= 0 or 'auto', received 'Auto'"):
+        rankgrad.ProxyRankingLoss(3, 4, pairs="Auto")
+    with pytest.raises(ValueError, match=r"pairs: expected a .*number >= 0, received -1"):
+        rankgrad.ProxyRankingLoss(3, 4, pairs=-1)
 
 
 def test_proxies_learn_a_linear_embedding():

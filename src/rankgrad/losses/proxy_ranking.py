@@ -13,6 +13,10 @@ from rankgrad.losses._blocks import GlobalStats, LossSpec, lookup_loss
 from rankgrad.losses.average_precision import AveragePrecisionLoss
 from rankgrad.pairs import Lookup, check_batch, unit_length
 
+#: The weight ``"auto"`` of the pairs is 1 while a batch shows this share of the classes or more, then it grows as
+#: the share's inverse, up to the largest: the smaller the share, the less often a proxy sees items of its class.
+FULL_SHARE, LARGEST_WEIGHT = 1 / 3, 4.0
+
 
 class ProxyRankingLoss(nn.Module):
     r"""Learned class vectors (proxies) rank the batch, and items keep to their side of two thresholds.
@@ -37,7 +41,8 @@ class ProxyRankingLoss(nn.Module):
         embedding_size: Length of an embedding.
         window: The reach of every relevant item, as in :func:`recall_loss`.
         threshold: The upper threshold, a cosine similarity; the lower one is its negative.
-        pairs: Weight of the average precision loss among the items; 0 leaves it out.
+        pairs: Weight of the average precision loss among the items; 0 leaves it out. ``"auto"``: 1 or, where a
+            batch shows less than a third of the classes, :math:`C / 3K`, 4 at most.
         distributed: With several processes, take the batches of all of them as one. The proxies of every process
             then get the gradient of the whole batch: leave this module out of DistributedDataParallel.
         process_group: As in :class:`RecallLoss`.
@@ -58,7 +63,7 @@ class ProxyRankingLoss(nn.Module):
         *,
         window: float = 0.4,
         threshold: float = 0.1,
-        pairs: float = 1.0,
+        pairs: float | str = "auto",
         distributed: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -67,7 +72,9 @@ class ProxyRankingLoss(nn.Module):
         _check.count("embedding_size", embedding_size, at_least=1, at_most=_check.MANY)
         self.window = _check.positive("window", window)
         self.threshold = _check.non_negative("threshold", threshold)
-        self.pairs = _check.non_negative("pairs", pairs)
+        if isinstance(pairs, str) and pairs != "auto":
+            raise _check.fail("pairs", "a number >= 0 or 'auto'", pairs)
+        self.pairs = pairs if isinstance(pairs, str) else _check.non_negative("pairs", pairs)
         self.processes = Processes(distributed, process_group)
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_size))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
@@ -94,8 +101,16 @@ class ProxyRankingLoss(nn.Module):
         lists = Lookup(unit_length(self.proxies), classes, None, rows, labels, labels)
         loss = lookup_loss(lists, GlobalStats(), self.spec())
         if self.pairs:
-            loss = loss + self.pairs * self.item_loss(rows, labels, items=items)
+            loss = loss + self._pair_weight(labels) * self.item_loss(rows, labels, items=items)
         return loss * (1 + poison)  # times NaN, so that every gradient is NaN
+
+    def _pair_weight(self, labels: Tensor) -> float | Tensor:
+        """The weight of the pairs in a batch with these labels; the device is not waited for."""
+        if not isinstance(self.pairs, str):
+            return self.pairs
+        ordered = labels.sort().values
+        classes = 1 + (ordered[1:] != ordered[:-1]).sum()
+        return (FULL_SHARE * len(self.proxies) / classes).clamp(1.0, LARGEST_WEIGHT)
 
     def spec(self) -> LossSpec:
         """What is computed of the list of every proxy: its ranks, and the two thresholds."""
@@ -104,4 +119,4 @@ class ProxyRankingLoss(nn.Module):
 
     def extra_repr(self) -> str:
         classes, size = self.proxies.shape
-        return f"{classes}, {size}, window={self.window}, threshold={self.threshold}, pairs={self.pairs}"
+        return f"{classes}, {size}, window={self.window}, threshold={self.threshold}, pairs={self.pairs!r}"
