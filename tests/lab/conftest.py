@@ -36,3 +36,27 @@ def finished(tmp_path_factory):
 def copied(finished, tmp_path):
     """A copy of it."""
     return shutil.copytree(finished, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    """The folder of a short run on a folder of images, and that folder; not to be changed."""
+    from rankgrad.lab.recipes import run
+
+    import images
+
+    root = images.folder_set(tmp_path_factory.mktemp("data"))
+    settings = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2"]
+    settings += ["view.resize=16", "view.crop=12", "lr=1e-3", "epochs=1", "device=cpu", f"data.root={root}"]
+    return run.run("folder", settings, out=str(tmp_path_factory.mktemp("runs") / "mine"))[0], root
+
+
+@pytest.fixture(scope="module")
+def detector(root, tmp_path_factory):
+    """The folder of a short run on small scenes, and their images; not to be changed."""
+    from rankgrad.lab.recipes import run
+
+    import scenes
+
+    settings = [*scenes.SMALL, "data.counts=any", f"data.root={root}"]
+    return run.run("voc", settings, out=str(tmp_path_factory.mktemp("runs") / "detector"))[0], root / "JPEGImages"

@@ -18,22 +18,7 @@ from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Exportable
 from rankgrad.lab.use import exporting, index, load
 
-import images
-import scenes
 from runs import cli
-
-DETECTOR = ["backbone=tiny", "weights=none", "pyramid=16", "hidden=32", "proposals=60", "detections=10"]
-DETECTOR += ["trainable=5", "batch.size=4", "regions=32", "test_size=3", "view.short=64", "view.long=96"]
-DETECTOR += ["precision=fp32", "epochs=1", "device=cpu", "data.counts=any"]
-
-
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory):
-    root = images.folder_set(tmp_path_factory.mktemp("data"))
-    settings = ["backbone=tiny", "weights=none", "precision=fp32", "embedding=8", "batch.size=6", "per_class=2"]
-    settings += ["view.resize=16", "view.crop=12", "lr=1e-3", "epochs=1", "device=cpu", f"data.root={root}"]
-    folder, _ = run.run("folder", settings, out=str(tmp_path_factory.mktemp("runs") / "mine"))
-    return folder, root
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +32,6 @@ def ranker(tmp_path_factory):
     return run.run(
         "ranker", [f"data.root={path}", "epochs=1", "hidden=[4]", "device=cpu", "baselines=[]"], out=str(out)
     )[0]
-
-
-@pytest.fixture(scope="module")
-def detector(tmp_path_factory):
-    root = scenes.voc_set(tmp_path_factory.mktemp("data"))
-    out = tmp_path_factory.mktemp("runs") / "detector"
-    return run.run("voc", [*DETECTOR, f"data.root={root}"], out=str(out))[0], root / "JPEGImages"
 
 
 def test_a_run_in_python(embedder, tmp_path):
