@@ -36,7 +36,7 @@ from rankgrad.lab.training.task import Task
 ROOM = 256 << 20
 #: Settings that may differ when a run is resumed: they do not change its results.
 _FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
-#: Settings of the data that do not say which they are.
+#: Settings of how data are read, which do not change what they are.
 _READING = {"data.workers", "data.cache", "data.counts", "data.broken"}
 
 

@@ -30,11 +30,9 @@ from rankgrad.lab.training.task import Task
 
 #: Losses are read from a GPU once in so many steps: reading waits for it.
 READ_EVERY = 20
-
-
-#: The work on an item in training, of that in an evaluation: forward and backward instead of forward.
+#: How much more work an item is in training, forward and backward, than in an evaluation, forward alone.
 _TRAINING_WORK = 3
-#: What evaluations may take of the time of training, and how many there are at least, where a run chooses.
+#: ``evaluate_every=auto``: the share of the training time that evaluations may take, and their least number.
 _SHARE, _FEWEST = 0.1, 5
 
 
