@@ -34,7 +34,7 @@ class Data(Section):
 class Model(Section):
     """The network."""
 
-    name: str | None = None  # the folder of a sentence-transformers model
+    name: str | None = None  # a sentence-transformers model: its folder, or its name on the Hugging Face hub
     max_length: Count | None = None  # tokens of a text that are read; not set: the model's own limit
 
 

@@ -1,4 +1,4 @@
-"""The network: a sentence-transformers model from a folder."""
+"""The network: a sentence-transformers model, from a folder or by its name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -30,15 +30,40 @@ class TextEmbedder(nn.Module):
         return found.float()
 
 
+#: What a model needs besides its weights: settings and vocabularies.
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.spm"]
+
+
+def _fetched(name: str) -> Path:
+    """The folder of a model of the Hugging Face hub, in its cache."""
+    from huggingface_hub import snapshot_download
+
+    repository = name if "/" in name else f"sentence-transformers/{name}"
+    try:
+        folder = Path(snapshot_download(repository, allow_patterns=[*_SMALL_FILES, "*.safetensors"]))
+        if not any(folder.rglob("*.safetensors")):
+            snapshot_download(repository, allow_patterns=["*pytorch_model*.bin"])
+    except (OSError, ValueError) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"model: {name!r} is neither the folder of a sentence-transformers model nor the name of one that the "
+            f"Hugging Face hub has ({said})"
+        ) from None
+    return folder
+
+
 def check(config: Model) -> Path:
-    """Whether there is a model in the folder, before anything is read."""
+    """The folder of the model, and whether there is one in it, before anything is read."""
     import sentence_transformers  # noqa: F401  (missing: the command says which extra has it)
 
     if config.name is None:
-        raise UserError("model: the task text needs the folder of a sentence-transformers model, say model=DIR")
+        raise UserError(
+            "model: the task text needs a sentence-transformers model, a folder or a name: model=DIR, or "
+            "model=all-MiniLM-L6-v2"
+        )
     folder = Path(config.name).expanduser()
     if not folder.is_dir():
-        raise UserError(f"model: expected the folder of a sentence-transformers model, received {config.name!r}")
+        folder = _fetched(config.name)
     if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
         raise UserError(f"model: {config.name} has neither modules.json nor config.json")
     if not [path for kind in ("*.safetensors", "pytorch_model*.bin") for path in folder.rglob(kind)]:
@@ -50,7 +75,7 @@ def check(config: Model) -> Path:
 
 
 def build(config: Model, seed: int) -> TextEmbedder:
-    """The model of a folder; nothing is fetched."""
+    """The model, on the CPU."""
     folder = check(config)
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
