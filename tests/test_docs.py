@@ -141,6 +141,11 @@ def test_result_tables(tmp_path, monkeypatch):
     assert "Not measured" in parts.results("x.md", "*-bench.md", "memory", "c")
 
 
+def test_the_index_of_measurements_has_every_file():
+    linked = set(re.findall(r"\((2[^)]+\.md)\)", (parts.RESULTS / "README.md").read_text()))
+    assert linked == {path.name for path in parts.result_files()}
+
+
 def test_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "FIGURES", tmp_path)
     assert "rankgrad figure gradients" in parts.figure("baselines.md", "gradients")

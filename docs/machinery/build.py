@@ -4,8 +4,8 @@
 
 makes ``build/site`` by way of ``build/pages``. A line ``<!-- include: NAME arguments -->`` in a page stands for
 what ``parts.PARTS[NAME]`` makes of the sources (recipes, commands, result tables), so that a page cannot
-disagree with them. Every file of measurements in ``benchmarks/results`` becomes a page. The site generator sees
-plain Markdown and needs no plugin of ours.
+disagree with them. Every file of measurements in ``benchmarks/results`` becomes a page, with the README there as
+their index. The site generator sees plain Markdown and needs no plugin of ours.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ def write(out: Path) -> None:
             target.write_text(filled(path.read_text(encoding="utf-8"), name), encoding="utf-8")
         else:
             shutil.copy(path, target)
-    results = parts.result_files()
     (out / "docs/results").mkdir(parents=True)
-    for path in results:
+    pages = {"results/index.md": parts.RESULTS / "README.md"}
+    pages |= {f"results/{path.name}": path for path in parts.result_files()}
+    for name, path in pages.items():
         wide = "---\nhide: [toc]\n---\n\n"  # room for wide tables
-        text = filled(path.read_text(encoding="utf-8"), f"results/{path.name}")
-        (out / "docs/results" / path.name).write_text(wide + text, encoding="utf-8")
+        (out / "docs" / name).write_text(wide + filled(path.read_text(encoding="utf-8"), name), encoding="utf-8")
     settings: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     python = next(p["mkdocstrings"] for p in settings["plugins"] if "mkdocstrings" in p)["handlers"]["python"]
     python["paths"] = [str(ROOT / "src")]
     python["options"]["extensions"] = [f"{ROOT / 'docs/machinery/docstrings.py'}:Docstrings"]
-    settings["nav"].insert(-1, {"Measurements": [f"results/{path.name}" for path in results]})
+    settings["nav"].insert(-1, {"Measurements": list(pages)})
     (out / "mkdocs.yml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 
 

@@ -20,8 +20,8 @@ FIGURES = ROOT / "docs" / "figures"
 
 
 def result_files() -> list[Path]:
-    """Files of measurements, newest first; their names begin with the date."""
-    return sorted(RESULTS.glob("*.md"), reverse=True)
+    """Files of measurements, newest first; their names begin with the date. Without the index, README.md."""
+    return sorted(RESULTS.glob("2*.md"), reverse=True)
 
 
 def file(page: str, name: str) -> str:
@@ -58,16 +58,6 @@ def results(page: str, pattern: str, heading: str, command: str) -> str:
                 kept = [table.strip().replace(" ± ", "\u00a0±\u00a0") for table in tables]  # no line break inside
                 return "\n\n".join([*kept, f"*{title}. From [{path.stem}]({link}).*"])
     return f'!!! warning "Not measured yet"\n    `{command}` will give this table.'
-
-
-def measurements(page: str) -> str:
-    """Links to all files of measurements."""
-    lines = []
-    for path in result_files():
-        title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        link = posixpath.relpath(f"results/{path.name}", posixpath.dirname(page) or ".")
-        lines.append(f"- [{title}]({link})")
-    return "\n".join(lines)
 
 
 def _images() -> dict[str, Path]:
@@ -111,7 +101,7 @@ def figures(page: str) -> str:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        *(file, section, results, measurements),
+        *(file, section, results),
         *(extras, recipes, settings, commands),
         *(name, names, words, others, methods, figure, figures),
     )
