@@ -125,6 +125,8 @@ def test_the_closed_forms_are_the_infinite_sums_of_the_paper():
         by_weights = rankgrad.recall_loss(scores, relevance, lam=1.0, weight=given_weights, reduction="none")
         torch.testing.assert_close(closed, total)
         torch.testing.assert_close(by_weights, total)
+        listed = rankgrad.recall_loss(scores, relevance, weight=given_weights.tolist(), reduction="none")
+        assert torch.equal(listed, by_weights)
 
 
 def test_log_form_bounds_the_ap_loss_and_has_a_gradient_where_ap_has_none():

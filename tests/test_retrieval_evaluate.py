@@ -56,6 +56,24 @@ def test_a_collapsed_model_gets_the_worst_value():
     assert retrieval_metrics(torch.ones(40, 8), labels).first.unique().tolist() == [37]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("apart", [1, 2, 3, 5])
+def test_equal_rows_tie_wherever_they_stand(apart, dtype):
+    """The relevant rows are alone in the last chunk: a narrow product of matrices is rounded differently."""
+    row = torch.randn(1, 100, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    gallery, labels = row.repeat(256 + apart, 1), torch.zeros(256 + apart, dtype=torch.int64)
+    labels[256:] = 1
+    for chunk in (1, 7, 256, 1 << 14):
+        found = retrieval_metrics(row.repeat(8, 1), torch.ones(8).long(), gallery, labels, chunk=chunk)
+        assert (found.first == 257).all() and not found.map_at_r.any()
+
+
+def test_what_is_more_than_rounding_is_no_tie():
+    angle = torch.tensor([0.0, 0.01, 0.0105, 0.0106])  # cosines with the first: 1 - 5.00e-5, 5.51e-5, 5.62e-5
+    found = retrieval_metrics(torch.stack([angle.cos(), angle.sin()], 1), torch.tensor([0, 1, 0, 1]))
+    assert found.first[0] == 2
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["embeddings", "gallery"])
 def test_what_is_no_number_is_refused(name, value):

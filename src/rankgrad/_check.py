@@ -13,6 +13,9 @@ REDUCTIONS = ("mean", "sum", "none")
 TIES = ("ordinal", "min", "max", "average")
 
 
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # narrower ones hold no useful gradient
+
+
 class NotANumberError(ValueError):
     """Scores or embeddings are NaN."""
 
@@ -45,8 +48,10 @@ def tensor(name: str, value: object) -> Tensor:
 def floating(name: str, value: object, *, ndim: int | None = None) -> Tensor:
     """Require a floating-point tensor of at least one dimension (or of exactly ``ndim``)."""
     value = tensor(name, value)
-    if not value.is_floating_point():
-        raise TypeError(f"{name}: expected a floating-point tensor, received {_received(value)}")
+    if value.dtype not in _FLOATS:
+        raise TypeError(f"{name}: expected floating-point numbers of 16 bits or more, received {_received(value)}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name}: expected a dense tensor, received {_received(value)} ({value.layout})")
     if ndim is not None and value.ndim != ndim:
         raise fail(name, f"{ndim} dimensions", value)
     if value.ndim == 0:
@@ -100,6 +105,8 @@ def spread(value: object, scores: Tensor) -> None:
     if found.numel() != 1 or not found.is_floating_point():
         raise fail("spread", "one floating-point number", found)
     same_device("spread", found, "scores", scores)
+    if readable(found) and not 0 < float(found) < math.inf:
+        raise fail("spread", "a finite number > 0", float(found))
 
 
 def readable(value: Tensor) -> bool:

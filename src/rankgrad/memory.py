@@ -190,12 +190,13 @@ class EmbeddingMemory(_Ring):
         Args:
             embeddings: ``[B, dim]``. A row with a NaN is left out.
             labels: ``[B]`` integers.
-            items: ``[B]`` integers >= 0: which image each row is; without them -1 is kept, the number of no image.
+            items: ``[B]`` integers >= 0: which image each row is; -1, the number of no image, without them.
         """
         embeddings = _check.floating("embeddings", embeddings, ndim=2)
         labels = _check.per_row("labels", labels, "embeddings", embeddings)
         if items is not None:
             items = _check.per_row("items", items, "embeddings", embeddings)
+            _check.numbers_of("items", items, lowest=-1)
         self._check_fits("embeddings", embeddings)
         if self.size == 0:
             return

@@ -134,10 +134,11 @@ def check_batch(
         if ref_embeddings is None:
             raise _check.fail("query_index", "None without ref_embeddings (each item is its own row)", query_index)
         _check.per_row("query_index", query_index, "embeddings", embeddings)
-        if _check.readable(query_index) and bool((query_index >= len(ref_embeddings)).any()):
-            raise _check.fail(
-                "query_index", f"rows of the {len(ref_embeddings)} references", int(query_index.max())
-            )
+        if _check.readable(query_index):
+            wrong = query_index[(query_index < -1) | (query_index >= len(ref_embeddings))]
+            if len(wrong):
+                rows = f"rows of the {len(ref_embeddings)} references, or -1"
+                raise _check.fail("query_index", rows, int(wrong[0]))
     if items is not None:
         if ref_embeddings is not None:
             raise _check.fail("items", "None with ref_embeddings (query_index is for them)", items)

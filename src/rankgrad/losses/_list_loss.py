@@ -58,6 +58,7 @@ def loss_of_lists(
         if _check.tensor("lists", lists).numel() != 1 or lists.is_floating_point() or lists.dtype == torch.bool:
             raise _check.fail("lists", "one integer: how many lists count everywhere", lists)
         _check.same_device("lists", lists, "scores", scores)
+        _check.numbers_of("lists", lists, lowest=0)
     _check.spread(spread, scores)
     wanted = ops.gradient_wanted(scores)
     tables = None
@@ -96,8 +97,7 @@ def tables_of(
     if isinstance(form, Tensor):
         if form.device != device:
             raise ValueError(f"weight: expected on the device of scores ({device}), received on {form.device}")
-        if form.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(form.isfinite().all()):
-            raise _check.fail("weight", "finite numbers", form)
+        _check.numbers_of("weight", form, lowest=0)
         if form.requires_grad:
             raise _check.fail("weight", "a tensor without gradient (parameters learn in a callable)", form)
         return forms.weight_tables(form.detach())

@@ -47,6 +47,7 @@ class ClassRankingLoss(nn.Module):
 
     def __init__(
         self,
+        *,
         lam: float | None = None,
         margin: Margin = "auto",
         memory: int = 0,

@@ -109,9 +109,9 @@ class NDCGLoss(ListLoss):
 
     def __init__(
         self,
+        *,
         k: int | None = None,
         gain: str = "linear",
-        *,
         lam: float | None = None,
         window: float | None = None,
         margin: Margin = "auto",

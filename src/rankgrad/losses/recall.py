@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -11,20 +13,24 @@ from rankgrad.losses._list_loss import FormLike, loss_of_lists
 from rankgrad.losses.embedding import EmbeddingLoss
 from rankgrad.reach import Margin
 
-#: What W is: ``"log"``, ``"loglog"``, a 1-D tensor of weights or a callable on counts.
-Weight = FormLike
+#: What W is: ``"log"``, ``"loglog"``, weights of the first ranks (a 1-D tensor or a list), or a callable.
+Weight = FormLike | Sequence[float]
 
 
-def _checked(weight: Weight) -> Weight:
-    """Require a weight of one of the four kinds."""
+def _checked(weight: Weight, scores: Tensor | None = None) -> FormLike:
+    """Require a weight of one of the four kinds; a list of weights becomes a tensor on the scores' device."""
+    if isinstance(weight, list | tuple):
+        weights = [_check.non_negative("weight", one) for one in weight]
+        device = scores.device if isinstance(scores, Tensor) else None
+        return torch.tensor(weights, dtype=torch.float64, device=device)
     if isinstance(weight, Tensor):
         if weight.ndim != 1 or not weight.is_floating_point():
-            raise _check.fail("weight", "a 1-D floating-point tensor w_1, w_2, ...", weight)
+            raise _check.fail("weight", "a 1-D floating-point tensor or a list w_1, w_2, ...", weight)
         return weight
     if callable(weight):
         return weight
     if weight not in ("log", "loglog"):
-        raise _check.fail("weight", "'log', 'loglog', a 1-D tensor or a callable on counts", weight)
+        raise _check.fail("weight", "'log', 'loglog', a 1-D tensor, a list or a callable on counts", weight)
     return weight
 
 
@@ -66,8 +72,8 @@ def recall_loss(
         margin: Irrelevant scores are raised, relevant ones lowered by half of it before ranking. A number, or
             ``"auto"``: the spread times :data:`rankgrad.reach.MARGIN_SHARE`.
         weight: ``"log"``: W = log(1 + c); ``"loglog"``: W = log(1 + log(1 + c)); a callable W on float64
-            counts, increasing, elementwise and differentiable; or a 1-D tensor of weights
-            :math:`w_1, w_2, \dots` (0 beyond its end).
+            counts, increasing, elementwise and differentiable; or weights :math:`w_1, w_2, \dots` >= 0 of the
+            first ranks (0 beyond their end), a 1-D tensor or a list.
         mask: bool, broadcast to ``scores``; False = the item does not exist.
         reduction: ``"mean"`` over the lists that have something relevant, ``"sum"``, or ``"none"``.
         check_finite: On a GPU a NaN score makes the loss NaN; True waits for the device and raises instead
@@ -101,7 +107,7 @@ def recall_loss(
     return loss_of_lists(
         scores,
         relevance,
-        form=_checked(weight),
+        form=_checked(weight, scores),
         lam=lam,
         window=window,
         margin=margin,
@@ -170,7 +176,7 @@ class RecallLoss(EmbeddingLoss):
             self.weight = weight
 
     @property
-    def form(self) -> Weight:
+    def form(self) -> FormLike:
         """The weight."""
         return self.weight
 

@@ -69,7 +69,8 @@ def spearman_loss(
     """
     scores = _check.floating("scores", scores)
     if (target is None) == (target_ranks is None):
-        raise ValueError("target, target_ranks: expected one of them, received both or neither")
+        received = "neither" if target is None else "both"
+        raise ValueError(f"target, target_ranks: expected one of them, received {received}")
     name, given = ("target_ranks", target_ranks) if target is None else ("target", target)
     given = _check.like_scores(name, given, scores)
     mask = _check.mask(mask, scores)
