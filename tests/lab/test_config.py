@@ -53,7 +53,7 @@ def test_the_proxies_recipe_has_the_defaults_of_their_loss():
 def test_one_default_everywhere():
     """The recipe on CUB is that of one's own images, and the digits have the same loss."""
     own, cub, digits = (recipes.load(name)[1] for name in ("folder", "cub-proxy", "digits"))
-    same = {"data": own.data, "compile": own.compile}
+    same = {"data": own.data, "compile": own.compile, "rates": own.rates}  # its rate is what these choose there
     assert cub.model_copy(update=same) == own
     assert digits.loss == own.loss and not own.loss.arguments().get("memory")
 

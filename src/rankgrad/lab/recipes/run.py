@@ -19,7 +19,7 @@ from rankgrad.lab import callbacks, recipes
 from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.config import flat
-from rankgrad.lab.training.errors import UserError, printable
+from rankgrad.lab.training.errors import TrainingError, UserError, printable
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
 from rankgrad.lab.training.run_files import (
@@ -30,10 +30,12 @@ from rankgrad.lab.training.run_files import (
     read_json,
     read_json_if_there,
 )
-from rankgrad.lab.training.task import Task
+from rankgrad.lab.training.task import Task, Training
 
 #: Bytes that must be free where a run is written.
 ROOM = 256 << 20
+#: Where the runs are, in the folder of a run, that its settings were chosen by.
+TRIALS = "trials"
 #: Settings that may differ when a run is resumed: they do not change its results.
 _FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
 #: Settings of how data are read, which do not change what they are.
@@ -81,12 +83,14 @@ def resume_command(name: str, out: str | None, seeds: int) -> str:
     """The command that continues an interrupted run."""
     folder = folder_for(name, out, resume=True)
     begun = sorted(path.parent for path in [*folder.glob("config.yaml"), *folder.glob("seed-*/config.yaml")])
+    begun = begun or [path.parent for path in folder.glob(f"{TRIALS}/config.yaml")]
     if not begun:
         return "nothing has been trained yet"
-    if seeds == 1:
+    if seeds == 1 and begun == [folder]:
         return f"resume with: rankgrad train {shlex.quote(str(folder))} --resume"
     first, where = shlex.quote(str(begun[0])), shlex.quote(str(folder))
-    return f"resume with: rankgrad train {first} --out {where} --seeds {seeds} --resume"
+    several = f" --seeds {seeds}" if seeds > 1 else ""
+    return f"resume with: rankgrad train {first} --out {where}{several} --resume"
 
 
 def run(
@@ -119,28 +123,69 @@ def run(
     _check_place(folder)
     callbacks.build(config.callbacks)  # a wrong name or a missing package is an error before data is read
     config = task.completed(config)
-    if seeds == 1:
-        if resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
-            raise UserError(f"--resume: {folder} was started with --seeds: give the same --seeds again")
-        return folder, [_one(task, config, folder, device, resume=resume, previous=previous)]
-    results = []
+    if seeds == 1 and resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
+        raise UserError(f"--resume: {folder} was started with --seeds: give the same --seeds again")
     with reuse.shared():
+        config, chosen = task.chosen(config, _trials(task, config, folder, device))
+        if seeds == 1:
+            return folder, [_one(task, config, folder, device, resume=resume, previous=previous, chosen=chosen)]
+        results = []
         for seed in range(config.seed, config.seed + seeds):
             seeded = config.model_copy(update={"seed": seed})
-            results.append(_one(task, seeded, folder / f"seed-{seed}", device, resume=resume))
+            results.append(_one(task, seeded, folder / f"seed-{seed}", device, resume=resume, chosen=chosen))
     if distributed.process_index() == 0:
         checkpoint.write_text(folder / "seeds.json", json.dumps(seed_statistics(results), indent=1))
         write_report(folder)
     return folder, results
 
 
+def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device) -> Training:
+    """Trains for :meth:`Task.chosen`, each run in a folder of its own; one that ended before is not run again."""
+    place, first = folder / TRIALS, distributed.process_index() == 0
+
+    def train(name: str, settings: Any) -> dict[str, float]:
+        run, found = place / name, None
+        if first:
+            checkpoint.write_text(
+                place / "config.yaml", recipes.dump(config)
+            )  # an interrupted run goes on with it
+            found = read_json_if_there(run / "result.json", Result)
+        found = distributed.same_everywhere(found)
+        if found is not None:
+            same_settings(run, settings, "--resume")
+            return dict(found.last)
+        if first:
+            print(printable(f"trains on a part of the training data first, to choose settings: {run}"), flush=True)
+        try:
+            found = _one(kind, settings, run, device, resume=True)
+        except TrainingError as error:
+            if distributed.active():
+                raise  # the others may not have met it
+            print(printable(str(error)))
+            return {}
+        if first:
+            for path in (*run.glob("*.safetensors"), *run.glob("*.pt")):  # hundreds of megabytes
+                path.unlink()
+        return dict(found.last)
+
+    return train
+
+
 def _one(
-    kind: type[Task], config: Any, folder: Path, device: torch.device, *, resume: bool, previous: bool = False
+    kind: type[Task],
+    config: Any,
+    folder: Path,
+    device: torch.device,
+    *,
+    resume: bool,
+    previous: bool = False,
+    chosen: Sequence[str] = (),
 ) -> Result:
     if resume and (folder / "config.yaml").is_file():
         _same_version(folder, kind)
         same_settings(folder, config, "--resume")
     task = kind(config, device)
+    task.notes = [*task.notes, *chosen]
     trainer = Trainer(task, config, folder, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
@@ -176,7 +221,8 @@ def same_settings(folder: Path, config: Any, option: str) -> None:
     """Refuse to resume with other settings than the run began with; the error names what differs."""
     before = flat(recipes.load(str(folder))[1].model_dump(mode="json"))
     now = flat(config.model_dump(mode="json"))
-    changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
+    free = _FREE | ({"optim.lr"} if now.get("rates") else set())  # the rate follows from those that were tried
+    changed = [k for k in sorted(before.keys() | now.keys()) if k not in free and before.get(k) != now.get(k)]
     if changed:
         differences = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
         raise UserError(f"{option}: {folder} was started with other settings: {differences}")

@@ -32,7 +32,7 @@ class Optim(Section):
     """The optimiser and its schedule."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"  # the optimiser
-    lr: Positive = 1e-5  # the learning rate; image retrieval: auto chooses it by model.weights
+    lr: Positive = 1e-5  # the learning rate; image retrieval: auto, by model.weights and rates
     weight_decay: NonNegative = 0.0  # weight decay of all parameters but proxies
     momentum: NonNegative = 0.9  # momentum (sgd only)
     clip: NonNegative = 0.0  # gradients are clipped to this norm; 0: not clipped

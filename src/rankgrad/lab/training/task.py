@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,9 @@ from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.config import RunConfig
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Trained
+
+#: Does a run of these settings, by a name of its own, before the run that they are chosen for.
+Training = Callable[[str, Any], Mapping[str, float]]
 
 
 def check_batch_size(size: int) -> None:
@@ -78,6 +81,14 @@ class Task(ABC):
     def completed(cls, config: Any) -> Any:
         """The settings with everything filled in that follows from others; so they are saved with a run."""
         return config
+
+    @classmethod
+    def chosen(cls, config: Any, train: Training) -> tuple[Any, list[str]]:
+        """The settings with what runs on a part of the training data choose, and lines that say so.
+
+        ``train(name, settings)`` does such a run, and returns its last evaluation: empty where it failed.
+        """
+        return config, []
 
     @classmethod
     def located(cls, settings: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rankgrad.lab.retrieval.config import SCRATCH_LR, RetrievalConfig
-from rankgrad.lab.training.config import Section, Side, Width
+from rankgrad.lab.training.config import Positive, Section, Side, Width
 from rankgrad.lab.vision.config import ImageData
 from rankgrad.lab.vision.images import MEAN, STD
 
 #: What ``auto`` means for a pretrained network, and for one from scratch (weights=none).
 AUTO_LR, AUTO_EPOCHS, AUTO_SCALE = (3e-5, SCRATCH_LR), (15, 90), (0.2, 0.6)
+#: Which rates ``lr=auto`` tries for a pretrained network, where there are images enough to compare them.
+AUTO_RATES = (3e-5, 1e-4, 3e-4)
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Channels = tuple[float, float, float]
 
@@ -58,6 +60,7 @@ class Config(RetrievalConfig):
     data: Data
     view: View = View()
     model: Model = Model()
+    rates: tuple[Positive, ...] = ()  # learning rates to try on held-out training classes first; see lr
 
     @classmethod
     def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +77,7 @@ class Config(RetrievalConfig):
     @model_validator(mode="before")
     @classmethod
     def _by_weights(cls, settings: Any) -> Any:
-        """Learning rate and epochs that are ``auto``: they follow from what the network starts from."""
+        """Learning rates and epochs that are ``auto``: they follow from what the network starts from."""
         if not isinstance(settings, dict):
             return settings
         model, optim = settings.get("model"), settings.get("optim")
@@ -82,7 +85,8 @@ class Config(RetrievalConfig):
         if settings.get("epochs") == "auto":
             settings = {**settings, "epochs": AUTO_EPOCHS[scratch]}
         if isinstance(optim, dict) and optim.get("lr") == "auto":
-            settings = {**settings, "optim": {**optim, "lr": AUTO_LR[scratch]}}
+            rates = () if scratch or _holds_out(settings) else AUTO_RATES
+            settings = {"rates": rates, **settings, "optim": {**optim, "lr": AUTO_LR[scratch]}}
         return settings
 
     @model_validator(mode="after")
@@ -90,3 +94,18 @@ class Config(RetrievalConfig):
         if self.view.crop and self.view.resize and self.view.crop > self.view.resize:
             raise ValueError(f"view.crop = {self.view.crop} must not exceed view.resize = {self.view.resize}")
         return self
+
+    @model_validator(mode="after")
+    def _rates_are_judged(self) -> Config:
+        if self.rates and self.data.hold_out:
+            raise ValueError(
+                f"data.hold_out = {self.data.hold_out:g} and rates = {list(self.rates)} exclude each other: rates "
+                "are judged on held-out classes"
+            )
+        return self
+
+
+def _holds_out(settings: dict[str, Any]) -> bool:
+    """Whether the settings, not validated yet, test on training classes."""
+    data = settings.get("data")
+    return isinstance(data, dict) and bool(data.get("hold_out"))

@@ -9,7 +9,7 @@ import torch
 
 from rankgrad import distributed
 from rankgrad.lab.retrieval import losses
-from rankgrad.lab.retrieval.images import data, model
+from rankgrad.lab.retrieval.images import data, model, rates
 from rankgrad.lab.retrieval.images.config import Config, Data, View
 from rankgrad.lab.retrieval.images.data import folder
 from rankgrad.lab.retrieval.images.paper import TABLES
@@ -22,6 +22,7 @@ from rankgrad.lab.retrieval.task import RetrievalTask
 from rankgrad.lab.training import log
 from rankgrad.lab.training.checkpoint import Checkpoint
 from rankgrad.lab.training.reuse import read_once
+from rankgrad.lab.training.task import Training
 from rankgrad.lab.vision import kinds
 from rankgrad.lab.vision.folders import root_of
 from rankgrad.lab.vision.images import leave_out
@@ -118,6 +119,17 @@ class ImageTask(RetrievalTask):
         if view.flip is None:
             view = view.model_copy(update={"flip": not kinds.are_drawings(some)})
         return config.model_copy(update={"view": model.complete_view(view, config.model)})
+
+    @classmethod
+    def chosen(cls, config: Config, train: Training) -> tuple[Config, list[str]]:
+        """The learning rate, where there are several to try and images enough to compare them."""
+        if not config.rates:
+            return config, []
+        cls.check(config)
+        if not rates.enough(data.read(config.data).train):
+            return config, []
+        rate, told = rates.choose(config, train)
+        return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": rate})}), [told]
 
     @classmethod
     def build(cls, config: Config) -> tuple[model.Embedder, dict[str, Any]]:
