@@ -113,7 +113,7 @@ def test_a_run_with_its_trials(tmp_path, settings, capsys):
     assert rows(plain) == rows(folder) and same_weights(plain / "last.safetensors", folder / "last.safetensors")
     assert not (plain / run.TRIALS).exists()
     # once more, and it goes on with what it chose
-    again, more = run.run("folder", settings, out=str(folder), resume=True)
+    _, more = run.run("folder", settings, out=str(folder), resume=True)
     assert more[0].last == results[0].last and told in capsys.readouterr().out
     with pytest.raises(UserError, match=r"^--resume: .*lr-0.0001 was started with other settings: epochs was 2"):
         run.run("folder", [*settings, "epochs=3"], out=str(folder), resume=True)
