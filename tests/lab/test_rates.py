@@ -46,10 +46,24 @@ def test_the_first_rate_that_the_next_does_not_beat(scores, best, tried):
         assert settings.optim.lr == config.rates[len(asked) - 1] and settings.rates == ()
         return found(scores[len(asked) - 1])
 
-    rate, told = rates.choose(config, train)
+    rate, told = rates.choose(config, 4000, train)
     assert rate == best and asked == ["lr-3e-05", "lr-0.0001", "lr-0.0003"][:tried]
     assert told.startswith(f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R: 3e-05 ")
     assert told.count("failed") == scores[:tried].count(0)
+
+
+def test_few_items_need_a_larger_gain():
+    """The standard error of a share of n: 100 sqrt(p (1 - p) / n)."""
+    assert (
+        rates.needed(72.0, 450)
+        == pytest.approx(100 * (0.72 * 0.28 / 450) ** 0.5)
+        == pytest.approx(2.117, abs=1e-3)
+    )
+    assert rates.needed(96.0, 1000) == rates.needed(0.0, 200) == rates.GAIN
+    config = recipes.load("folder", ["data.root=x"])[1]
+    for items, best in ((4000, 1e-4), (900, 3e-5)):
+        scores = iter([72.0, 73.5, 73.6])
+        assert rates.choose(config, items, lambda name, settings, scores=scores: found(next(scores)))[0] == best
 
 
 def test_trials_differ_from_the_run_in_rate_and_classes_alone():
@@ -103,7 +117,8 @@ def test_a_run_with_its_trials(tmp_path, settings, capsys):
         scores.append(json.loads((trial / "result.json").read_text())["last"])
         assert not list(trial.glob("*.safetensors")) and not list(trial.glob("*.pt"))
         assert json.loads((trial / "data.json").read_text())["counts"]["test classes"] == 3
-    best = 1e-3 if scores[1]["R@1"] >= scores[0]["R@1"] + rates.GAIN else 1e-4
+    first, second = (one["R@1"] for one in scores)
+    best = 1e-3 if second >= first + rates.needed(first, 18) else 1e-4
     told = f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R: 0.0001 "
     out = capsys.readouterr().out
     assert told in out and out.count("trains on a part of the training data first") == 2

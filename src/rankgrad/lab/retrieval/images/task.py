@@ -126,9 +126,10 @@ class ImageTask(RetrievalTask):
         if not config.rates:
             return config, []
         cls.check(config)
-        if not rates.enough(data.read(config.data).train):
+        items = data.read(config.data).train
+        if not rates.enough(items):
             return config, []
-        rate, told = rates.choose(config, train)
+        rate, told = rates.choose(config, len(items.labels), train)
         return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": rate})}), [told]
 
     @classmethod
