@@ -126,10 +126,9 @@ class ImageTask(RetrievalTask):
         if not config.rates:
             return config, []
         cls.check(config)
-        items = data.read(config.data).train
-        if not rates.enough(items):
+        if not rates.enough(data.read(config.data).train):
             return config, []
-        rate, told = rates.choose(config, len(items.labels), train)
+        rate, told = rates.choose(config, train)
         return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": rate})}), [told]
 
     @classmethod
