@@ -23,6 +23,8 @@ from rankgrad.lab.detection.scenes import Objects
 
 #: Overlaps of detections with objects that are computed at a time.
 _AT_ONCE = 2**22
+#: COCO's metrics count so many detections of a class in an image, the best ones.
+_COCO_MOST = 100
 THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 
 
@@ -141,6 +143,15 @@ def _coco_hits(overlap: Tensor, rows: Tensor, table: _Table) -> tuple[Tensor, Te
     return right, neither
 
 
+def _turns(keys: Tensor) -> Tensor:
+    """How many equal keys stand before each: ``[3, 5, 3, 3] -> [0, 0, 1, 2]``."""
+    order = keys.argsort(stable=True)
+    many = keys[order].unique_consecutive(return_counts=True)[1]
+    turns = torch.empty_like(keys)
+    turns[order] = torch.arange(len(keys), device=keys.device) - (many.cumsum(0) - many).repeat_interleave(many)
+    return turns
+
+
 def _precision_recall(hits: Tensor, positives: int) -> tuple[Tensor, Tensor]:
     """Precision and recall after each detection that counts; ``hits [2, D]``, best first: right, and neither."""
     right, neither = hits
@@ -210,6 +221,7 @@ def evaluate(
             crowds = shares(boxes[here].unsqueeze(1), table.boxes[rows]).masked_fill(~table.exists[rows], -1.0)
             overlap = torch.where(table.difficult[rows], crowds, overlap)
         coco[..., here] = torch.stack(_coco_hits(overlap, rows, table))
+    coco[1, :, _turns(image * classes + label) >= _COCO_MOST] = True  # neither right nor wrong
     positives = torch.bincount(torch.cat([o.labels[~o.difficult] for o in objects]) - 1, minlength=classes)
     ends = torch.bincount(label, minlength=classes).cumsum(0).tolist()
     parts = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
