@@ -90,6 +90,12 @@ def test_settings_survive_saving(tmp_path):
         (["precision=bf61"], r"^precision: unknown value 'bf61', did you mean 'bf16'"),
         (["data.name=cup"], r"^data\.name: unknown value 'cup', did you mean 'cub'"),
         (["lr=-1"], r"^optim\.lr: .*greater than 0, received -1"),
+        (["batch=3"], r"^batch: expected settings of its own, as batch\.size=\.\.\., received 3$"),
+        (
+            ["optim=1"],
+            r"^optim: expected adam or adamw or sgd, or settings of its own, as optim\.lr=.*received 1$",
+        ),
+        (["loss=true"], r"^loss: expected a name \(rankgrad ls\), or settings of its own, .*received True$"),
         (["lr=fast"], r"^optim\.lr: .*number.*received 'fast'"),
         (["epochs=2.5"], r"^epochs: .*integer.*received 2\.5"),
         (["name=x"], r"^name: several sections have it, say .*loss\.name.* or data\.name"),

@@ -134,6 +134,18 @@ def test_images_that_can_be_left_out(tmp_path, entries, fault):
     assert len(read(root, broken="skip").train) == 11
 
 
+def test_crowds_alone_are_nothing_to_train_on(tmp_path):
+    root = scenes.coco_set(tmp_path)
+
+    def crowded(content):
+        for one in content["annotations"]:
+            one["iscrowd"] = 1
+
+    changed(root / "annotations/instances_train2017.json", crowded)
+    with pytest.raises(UserError, match=r"^--data: no objects to train on in .* \(`iscrowd` ones do not count\)$"):
+        read(root)
+
+
 @pytest.mark.parametrize("box", [[3, 2, 0, 5], [0, 2, 1e-30, 5]])
 def test_boxes_without_an_area_are_judged_and_not_trained_on(tmp_path, box):
     """1e-30 is a number of float32, and 64 - 1e-30 is 64: a mirrored box of that width has none."""

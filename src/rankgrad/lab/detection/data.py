@@ -38,7 +38,8 @@ def read(config: Data, classes: tuple[str, ...] | None = None) -> SceneSplits:
         if not len(scenes):
             raise UserError(f"--data: no images to {part} on in {root}{skipped}")
         if not any(bool((~one.difficult).any()) for one in scenes.objects):
-            raise UserError(f"--data: no objects to {part} on in {root} (`difficult` ones do not count){skipped}")
+            mark = "iscrowd" if config.name == "coco" else "difficult"
+            raise UserError(f"--data: no objects to {part} on in {root} (`{mark}` ones do not count){skipped}")
     return SceneSplits(made.get("train"), made["test"], classes, tuple(faults))
 
 
