@@ -2,7 +2,7 @@
 
     python -m benchmarks.queue [--parallel 9] [--mps] [--minutes 25] [--list] COMMAND ...
     python -m benchmarks.queue --parallel 9 --mps --minutes 25 \\
-        "voc --choose --epochs 12 --seeds 2 --rows 'order 0.2, GIoU$' --data DIR --weights FILE" \\
+        "voc --choose --epochs 12 --seeds 2 --rows 'log_ap, GIoU$' --data DIR --weights FILE" \\
         "embeddings cars=DIR --rows Proxy --weights FILE"
 
 A COMMAND is what follows `python -m benchmarks.`, of `voc` or `embeddings`; its own --parallel, --mps and

@@ -33,7 +33,7 @@ from benchmarks import voc
 from benchmarks.region_features import STRIDE, Part, descend, ready
 from benchmarks.side_by_side import mean_of
 from rankgrad import metrics
-from rankgrad.detection.boxes import overlap_of
+from rankgrad.detection.boxes import decoded, iou
 from rankgrad.detection.drop_in import use_ranking_loss
 from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss, class_log_odds
@@ -70,7 +70,7 @@ def heads_of(config: Config, classes: int, device: torch.device) -> BatchedHeads
     predictor = model.FloatPredictor(hidden, 1 + classes)
     thresholds = (told.score_threshold, told.nms_threshold, told.detections)
     heads = BatchedHeads(pool, box_head, predictor, 0.5, 0.5, config.batch.regions, 0.25, None, *thresholds)
-    heads.boxes, heads.box_scores = config.boxes, config.scoring()
+    heads.boxes = config.boxes
     if config.loss.name == "ranking":
         detector = nn.Module()
         detector.roi_heads = heads
@@ -125,8 +125,6 @@ def train(config: Config, part: Part, classes: int, device: torch.device) -> tup
         proposals, sizes = [part.proposals[row].to(device) for row in rows], [part.sizes[row] for row in rows]
         with optim.autocast(config.precision, device):
             _, losses = heads({"0": part.maps(rows, device)}, proposals, sizes, part.targets(rows, device))
-        if config.boxes.balanced:
-            losses["loss_box_reg"] = model.balanced(losses["loss_box_reg"], losses["loss_classifier"])
         descend(optimizer, parameters, sum(losses.values()), config.optim.clip)
     return heads.eval(), watched.summary()
 
@@ -154,8 +152,8 @@ def judged(
             for one, at, boxes in zip(targets, found_of, proposals, strict=True)
         ]
         encoded = heads.box_coder.encode(owners, proposals)
-        overlap = overlap_of(heads.box_coder, regression, proposals, labels, encoded)
         label = torch.cat(labels)
+        overlap = iou(*decoded(heads.box_coder, regression, proposals, label, torch.cat(encoded)))
         odds = class_log_odds(logits, "softmax").gather(1, (label - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
         quality.append(torch.stack([label.float(), odds, overlap])[:, label > 0].cpu())
     objects = [Objects(*one) for one in part.objects]

@@ -47,7 +47,7 @@ CASES = (
 #: How many parts of a measurement are compared with each other.
 STRETCHES = 10
 #: Cross entropy twice: what the second takes more than the first is the noise of the differences.
-LOSSES = ("cross entropy", "cross entropy again", "ranking", "ranking by boxes")
+LOSSES = ("cross entropy", "cross entropy again", "ranking")
 #: In the recipes' detector alone: the objectness of all anchors is ranked too.
 RPN_RANKED = "ranking, RPN ranked"
 
@@ -103,10 +103,9 @@ class _Training:
         self.heads: dict[str, tuple[type, dict[str, Any]]] = dict.fromkeys(
             LOSSES[:2], (type(network.roi_heads), {})
         )
-        for name, options in zip(LOSSES[2:], ({}, {"thresholds": "weighted", "order_weight": 0.2}), strict=True):
-            use_ranking_loss(self.network, memory=MEMORY, **options)
-            self.heads[name] = type(network.roi_heads), dict(vars(network.roi_heads))
-        self.heads[RPN_RANKED] = self.heads["ranking"]
+        use_ranking_loss(self.network, memory=MEMORY)
+        ranking = type(network.roi_heads), dict(vars(network.roi_heads))
+        self.heads |= dict.fromkeys((LOSSES[2], RPN_RANKED), ranking)
         self._use("ranking")
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         # so small a rate that the weights stay: the same regions are proposed in every step

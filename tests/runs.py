@@ -50,3 +50,9 @@ def stop_after(monkeypatch, steps):
         inner(self, network)
 
     monkeypatch.setattr(Trainer, "_train_one", one)
+
+
+def with_removed(settings):
+    """Settings of a detector as 0.2 saved them before its release, with those that were removed since, all off."""
+    loss, boxes = {"thresholds": False, "order_weight": 0.0}, {"by_score": False, "balanced": False}
+    return {**settings, "loss": {**settings["loss"], **loss}, "boxes": {**settings["boxes"], **boxes}}

@@ -23,11 +23,7 @@ EMBEDDINGS = {
     "proxies, weight": lambda: rankgrad.ProxyRankingLoss(6, 8, pairs=0.5),
 }
 CLASSES = {"classes": {}, "classes, memory": {"memory": 2}, "classes, window": {"lam": None, "window": 1.0}}
-REGIONS = {
-    "regions": {},
-    "regions, memory": {"memory": 2},
-    "regions, thresholds": {"thresholds": True},
-}
+REGIONS = {"regions": {}, "regions, memory": {"memory": 2}}
 
 
 @pytest.fixture
@@ -63,7 +59,7 @@ def test_losses_of_regions(name, device):
     loss = RegionLoss(**REGIONS[name])
     for _ in range(2):
         logits, labels = torch.empty(30, 4, requires_grad=True), torch.empty(30, dtype=torch.int64)
-        is_a_loss_there(loss(logits, labels, overlap=torch.empty(30)))
+        is_a_loss_there(loss(logits, labels))
 
 
 def test_a_value_cannot_be_read_here(device):

@@ -89,30 +89,17 @@ def on_classes(loss, part):
     return out, copy.deepcopy(loss.state_dict())
 
 
-#: Losses of regions; those that ask how boxes fit get their overlap.
-REGIONS = {
-    "regions": {},
-    "regions over thresholds": {"thresholds": True},
-    "regions over weighted thresholds": {"thresholds": "weighted"},
-    "regions in order": {"order_weight": 0.5},
-    "regions over thresholds and in order": {"thresholds": True, "order_weight": 0.5, "lam": None},
-}
-
-
-def on_regions(part, **options):
+def on_regions(part):
     """The loss of a detector's regions: lists over all processes, cross entropy each process's own mean."""
     torch.manual_seed(0)
     network = nn.Linear(DIM, 1 + 5).double()
     network = nn.parallel.DistributedDataParallel(network) if distributed.active() else network
-    loss = RegionLoss(**{"lam": 5.0, "memory": 2, "distributed": True, **options})
+    loss = RegionLoss(lam=5.0, memory=2, distributed=True)
     out = []
     for step in range(STEPS):
         x, labels, _ = batch(step)
-        overlap = torch.rand(BATCH, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-        overlap[:6] /= 2  # so high a threshold is reached on the second process alone
-        named = {"overlap": overlap[part]} if loss.needs_overlap else {}
         network.zero_grad()
-        loss(network(x[part]), labels[part] % 6, **named).backward()
+        loss(network(x[part]), labels[part] % 6).backward()
         out += [p.grad.clone() for p in network.parameters()]
     return out, copy.deepcopy(loss.state_dict())
 
@@ -127,7 +114,7 @@ def everything(rank, folder):
     uneven = slice(None) if rank is None else (slice(0, 9), slice(9, None))[rank]
     out = {name: on_embeddings(loss, half) for name, loss in embedding_losses().items()}
     out["classes"] = on_classes(class_loss(), uneven)
-    out |= {name: on_regions(half, **options) for name, options in REGIONS.items()}
+    out["regions"] = on_regions(half)
     for name, settings in RUNS.items():
         # From weights batch norms stay frozen; trained on CPUs, each process would have statistics of its own.
         weights = f"weights={Path(folder).parent}/tiny.safetensors"
@@ -168,7 +155,7 @@ def results(tmp_path_factory):
     return everything(None, f"{folder}/one"), two, folder
 
 
-@pytest.mark.parametrize("name", ["recall", "callable", "ap", "log_ap", "window", "classes", *REGIONS])
+@pytest.mark.parametrize("name", ["recall", "callable", "ap", "log_ap", "window", "classes", "regions"])
 def test_losses_gradients_and_memory(results, name):
     one, two, _ = results
     values, memory = one[name]

@@ -123,3 +123,21 @@ def test_wrong_arguments():
         RegionLoss()(torch.rand(3), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="labels"):
         RegionLoss()(torch.rand(3, 4), torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("options", [{}, {"lam": None}, {"lam": None, "window": 1.0, "cross_entropy": 0}])
+def test_nothing_waits_for_the_device(options):
+    """Meta tensors have no values: whatever asks for one, and so could not be recorded on a GPU, fails."""
+    loss = RegionLoss(memory=2, **options).to("meta")
+    for _ in range(3):
+        logits = torch.randn(40, 1 + CLASSES, device="meta", requires_grad=True)
+        labels, mask = torch.ones(40, dtype=torch.int64, device="meta"), torch.ones(40, device="meta").bool()
+        (gradient,) = torch.autograd.grad(loss(logits, labels, mask), logits)
+        assert gradient.shape == logits.shape
+
+
+def test_half_precision_is_ranked_as_float32():
+    logits, labels = case()
+    half = logits.detach().bfloat16()
+    value = RegionLoss(memory=0)(half, labels)
+    assert value.dtype == torch.float32 and torch.equal(value, RegionLoss(memory=0)(half.float(), labels))

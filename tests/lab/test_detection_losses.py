@@ -70,26 +70,13 @@ def test_batches_are_shown_at_many_sizes(root, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(*mirrored.values(), strict=True))
 
 
-BOX_LOSSES = {
-    "giou": ["boxes=giou", "box_weight=10"],
-    "by score": ["boxes=giou", "by_score=true"],
-    "balanced": ["boxes=giou", "by_score=true", "balanced=true"],
-    "balanced smooth L1": ["balanced=true"],
-    "all": ["boxes=giou", "by_score=true", "balanced=true", "loss.thresholds=true", "loss.order_weight=0.2"],
-}
-
-
-@pytest.mark.parametrize("name", list(BOX_LOSSES))
+@pytest.mark.parametrize("boxes", [["boxes=giou", "box_weight=10"], ["box_weight=3"]])
 @pytest.mark.parametrize("loss", ["ranking", "cross_entropy"])
-def test_box_losses(root, name, loss):
+def test_box_losses(root, boxes, loss):
     """Beside torchvision's smooth L1 on the same regions: only the loss of the boxes changes."""
-    if name == "all" and loss == "cross_entropy":
-        return
-    settings = [*SMALL[:-1], f"data.root={root}"]
-    found = {}
-    for which in ("plain", name):
-        changed = BOX_LOSSES[name] if which == name else [s for s in BOX_LOSSES[name] if s.startswith("loss.")]
-        _, config = recipes.load("voc", [*settings, f"loss={loss}", *changed])
+    found = []
+    for changed in ([], boxes):
+        _, config = recipes.load("voc", [*SMALL[:-1], f"data.root={root}", f"loss={loss}", *changed])
         torch.manual_seed(0)
         task = DetectionTask(config, torch.device("cpu"))
         task.network.train()
@@ -99,30 +86,23 @@ def test_box_losses(root, name, loss):
         layer = task.network.roi_heads.box_predictor
         gradients = layer.cls_score.weight.grad, layer.bbox_pred.weight.grad
         assert all(bool(g.isfinite().all()) and float(g.abs().sum()) > 0 for g in gradients)
-        found[which] = dict(task.parts), gradients
-    (before, (classes, boxes)), (after, (same, other)) = found.values()
+        found.append((dict(task.parts), gradients))
+    (before, (classes, plain)), (after, (same, other)) = found
     for part in ("loss_classifier", "loss_objectness", "loss_rpn_box_reg"):
         assert torch.equal(before[part], after[part]), part
-    assert torch.equal(classes, same)  # scores are weights without a gradient
-    assert not torch.equal(boxes, other)
-    if "balanced" in name or name == "all":
-        torch.testing.assert_close(after["loss_box_reg"], 1 - torch.exp(-after["loss_classifier"]))
-    if name == "balanced smooth L1":
-        factor = (1 - torch.exp(-after["loss_classifier"])) / before["loss_box_reg"]
-        torch.testing.assert_close(other, factor * boxes)
+    assert torch.equal(classes, same)
+    if boxes == ["box_weight=3"]:
+        torch.testing.assert_close(other, 3 * plain)
+    else:
+        assert not torch.equal(other, plain)
 
 
-@pytest.mark.parametrize("scores", ["", "softmax", "odds", "logits"])
-def test_the_giou_of_a_run_is_that_of_its_regions(root, monkeypatch, scores):
-    """Weight times the loss of what the heads sampled and the predictor said, by the score that judges the run."""
-    by = ["by_score=true", f"scores={scores}"] if scores else []
-    _, config = recipes.load("voc", [*SMALL, f"data.root={root}", "boxes=giou", "box_weight=10", *by])
+def test_the_giou_of_a_run_is_that_of_its_regions(root, monkeypatch):
+    """Weight times the loss of what the heads sampled and the predictor said."""
+    _, config = recipes.load("voc", [*SMALL, f"data.root={root}", "boxes=giou", "box_weight=10"])
     task = DetectionTask(config, torch.device("cpu"))
     heads, seen = task.network.train().roi_heads, {}
-    torch.nn.init.normal_(heads.box_predictor.cls_score.weight)  # scores that differ
-    heads.box_predictor.register_forward_hook(
-        lambda module, inputs, output: seen.update(logits=output[0].detach(), said=output[1])
-    )
+    heads.box_predictor.register_forward_hook(lambda module, inputs, output: seen.update(said=output[1]))
     choose = type(heads).select_training_samples
 
     def look(self, *given):
@@ -132,21 +112,12 @@ def test_the_giou_of_a_run_is_that_of_its_regions(root, monkeypatch, scores):
     monkeypatch.setattr(type(heads), "select_training_samples", look)
     task.batch_loss(task.network, 0)
     regions, _, labels, targets = (torch.cat(part) for part in seen["sampled"])
-    front = [row for row, label in enumerate(labels.tolist()) if label]
-    each = {
-        "": lambda z, c: 1.0,
-        "softmax": lambda z, c: float(z.softmax(0)[c]),
-        "odds": lambda z, c: float((z[c] - z[0]).sigmoid()),
-        "logits": lambda z, c: float(z[c].sigmoid()),
-    }
-    weight = {row: each[scores](seen["logits"][row], int(labels[row])) for row in front}
-    mean = sum(weight.values()) / len(front)
     total = 0.0
     for row, label in enumerate(labels.tolist()):
         if label:
             own = seen["said"][row, 4 * label : 4 * label + 4].unsqueeze(0)
             region = regions[row : row + 1]
             box, there = (heads.box_coder.decode_single(one, region) for one in (own, targets[row : row + 1]))
-            total += weight[row] / mean * float(generalized_box_iou_loss(box, there).detach())
+            total += float(generalized_box_iou_loss(box, there).detach())
     assert float(task.parts["loss_box_reg"]) == pytest.approx(10 * total / len(labels), rel=1e-4)
     assert "_taken" not in vars(heads)

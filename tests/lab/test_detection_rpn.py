@@ -1,4 +1,4 @@
-"""Objectness that is ranked: all anchors of an image in one list; and a region head that sees all proposals."""
+"""Objectness that is ranked: all anchors of an image in one list."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from torchvision.ops import box_iou
 from rankgrad.detection.objectness import MARGIN, WINDOW, objectness_loss
 from rankgrad.lab import recipes
 from rankgrad.lab.detection.proposals import BatchedProposals
-from rankgrad.lab.detection.task import DetectionTask
 from rankgrad.lab.recipes import run
 from rankgrad.lab.training.errors import UserError
 
@@ -115,23 +114,3 @@ def test_a_run_with_ranked_objectness(root, tmp_path):
     assert ranked[0] > 1 > float(first["loss_objectness"])  # hundreds of anchors lie before an object at first
     with pytest.raises(UserError, match=r"^rpn: rpn_weight: expected the loss ranking, received cross_entropy$"):
         recipes.load("voc", ["rpn_weight=2"])
-
-
-@pytest.mark.parametrize("loss", ["ranking", "cross_entropy"])
-def test_a_head_that_sees_all_proposals(root, loss):
-    """All 60 proposals and the objects themselves, however many are foreground."""
-    settings = [*SMALL[:-1], f"data.root={root}", "regions=0", f"loss={loss}"]
-    _, config = recipes.load("voc", settings)
-    task = DetectionTask(config, torch.device("cpu"))
-    heads, seen = task.network.train().roi_heads, {}
-    proposals = [torch.rand(n, 2) * 20 for n in (50, 7)]
-    proposals = [torch.cat([corner, corner + 30], 1) for corner in proposals]
-    objects = [{"boxes": p[:2], "labels": torch.tensor([1, 2])} for p in proposals]
-    heads.box_predictor.register_forward_hook(lambda module, inputs, output: seen.update(rows=len(output[0])))
-    regions, _, labels, _ = heads.select_training_samples(proposals, objects)
-    assert [len(part) for part in regions] == [52, 9]
-    many = int((box_iou(objects[0]["boxes"], regions[0]).amax(0) >= 0.5).sum())
-    assert int((labels[0] > 0).sum()) == many > 52 // 4
-    value = task.batch_loss(task.network, 0)
-    value.backward()
-    assert bool(value.isfinite()) and seen["rows"] > 4 * 32

@@ -16,6 +16,7 @@ from rankgrad.lab.recipes import run
 from rankgrad.lab.training.errors import UserError
 
 import scenes
+from runs import with_removed
 from scenes import SMALL
 
 
@@ -91,11 +92,27 @@ def test_recipes_and_loss_have_the_same_defaults():
     assert {key: given[key].default for key in Loss().options()} == Loss().options()
 
 
-def test_box_settings_that_do_not_fit():
-    with pytest.raises(UserError, match=r"^boxes: by_score: expected the loss giou, received smooth_l1$"):
-        recipes.load("voc", ["by_score=true"])
-    with pytest.raises(UserError, match=r"^boxes: box_weight: has no effect on a balanced loss, received 10$"):
-        recipes.load("voc", ["boxes=giou", "balanced=true", "box_weight=10"])
+def test_settings_that_were_removed():
+    """Runs of 0.2 before its release have them: off, they are dropped; on, they are refused by name."""
+    _, config = recipes.load("voc")
+    saved = with_removed(config.model_dump(mode="json"))
+    _, again = recipes.checked(saved, saved=True)
+    assert again == config and saved["loss"]["order_weight"] == 0  # what was given is not changed
+    for name, key, value in (
+        ("loss", "thresholds", "weighted"),
+        ("loss", "order_weight", 0.2),
+        ("boxes", "by_score", True),
+        ("boxes", "balanced", True),
+    ):
+        on = {**saved, name: {**saved[name], key: value}}
+        message = rf"^{name}\.{key}: expected (False|0), received {value!r}; the setting was removed"
+        with pytest.raises(UserError, match=message):
+            recipes.checked(on, saved=True)
+        with pytest.raises(UserError, match=rf"^{name}\.{key}: unknown setting"):
+            recipes.load("voc", [f"{name}.{key}={value}".lower()])
+    every = {**saved, "batch": {**saved["batch"], "regions": 0}}
+    with pytest.raises(UserError, match=r"^batch\.regions: "):
+        recipes.checked(every, saved=True)
 
 
 def test_settings_that_an_older_version_saved():

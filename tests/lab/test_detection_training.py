@@ -19,7 +19,7 @@ from rankgrad.lab.training import checkpoint
 from rankgrad.lab.training.errors import UserError
 
 import scenes
-from runs import rows, same_weights, stop_after
+from runs import rows, same_weights, stop_after, with_removed
 from scenes import SMALL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -119,6 +119,35 @@ def test_eval_and_report(trained, root, capsys, tmp_path):
     (tmp_path / "digits" / "result.json").write_text("{}")
     with pytest.raises(SystemExit, match=r"--beside: expected a run of the same task as .*, received .*digits"):
         main(["report", str(trained), "--beside", str(tmp_path / "digits")])
+
+
+def test_a_run_with_settings_that_were_removed(trained, root, tmp_path, capsys):
+    """As 0.2 saved it before its release, all of them off: it is judged and shown, and finds objects, as ever."""
+    folder = shutil.copytree(trained, tmp_path / "before")
+    for name in ("best", "last"):
+        weights, metadata = checkpoint.load_weights(folder / f"{name}.safetensors")
+        _, config = recipes.checked(metadata["config"])
+        network = model.rebuild(config.model, config.view, regions=32, metadata=metadata, weights=weights)
+        metadata = {**metadata, "config": with_removed(metadata["config"])}
+        checkpoint.save_weights(folder / f"{name}.safetensors", network, metadata)
+    settings = recipes.yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(recipes.yaml.safe_dump(with_removed(settings)))
+    (folder / "report.html").unlink()
+
+    def said(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, words)])
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    metrics = [re.findall(r"AP\S* \w+ [\d.]+", said("eval", one, "--data", root)) for one in (trained, folder)]
+    assert metrics[0] == metrics[1] != []
+    said("report", folder)
+    assert (folder / "report.html").is_file()
+    said("detect", folder, root / "JPEGImages", "--out", tmp_path / "drawn", "--score", 0)
+    assert any(json.loads((tmp_path / "drawn" / "detections.json").read_text()).values())
+    with pytest.raises(UserError, match="was started by an older version"):
+        run.run("voc", [*SMALL, f"data.root={root}"], out=str(folder), resume=True)
 
 
 def test_learning(tmp_path):

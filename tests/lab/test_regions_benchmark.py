@@ -57,7 +57,7 @@ def test_the_table(tmp_path, monkeypatch, capsys):
     """Rows train and are judged, features are made once, and what is finished is not run again."""
     root = with_lists(tmp_path / "data")
     options = ["--data", str(root), "--weights", "none", "--out", str(tmp_path / "out"), "--epochs", "1"]
-    options += ["--seeds", "2", "--device", "cpu", "--rows", "CE, GIoU$|order 0.2, GIoU by score"]
+    options += ["--seeds", "2", "--device", "cpu", "--rows", "CE, GIoU$|CE . log_ap, GIoU$"]
     monkeypatch.setattr(sys, "argv", ["regions.py", *options, *SMALL])
     regions.main()
     written = (tmp_path / "out" / "table.md").read_text()
@@ -65,7 +65,7 @@ def test_the_table(tmp_path, monkeypatch, capsys):
     rows = [line.split(" | ") for line in written.splitlines() if line.startswith("| boxes")]
     assert [row[0].removeprefix("| ") for row in rows] == [
         "boxes: CE, GIoU",
-        "boxes: CE + log_ap over thresholds + order 0.2, GIoU by score, balanced",
+        "boxes: CE + log_ap, GIoU",
     ]
     assert {row[2] for row in rows} == {"2"}
     results = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
@@ -86,10 +86,10 @@ def test_the_table(tmp_path, monkeypatch, capsys):
 
 
 def test_rows_are_those_of_whole_detectors_with_the_same_proposals():
-    assert {"boxes: CE, GIoU", "boxes: CE + log_ap over thresholds + order 0.2, GIoU"} <= set(regions.ROWS)
-    assert not any("RPN" in name or "all regions" in name for name in regions.ROWS)
-    config = regions.settings_of(arguments("data"), "boxes: CE + log_ap + order 0.2, GIoU", 0.01, 3)
-    assert (config.loss.order_weight, config.boxes.name, config.boxes.box_weight) == (0.2, "giou", 10)
+    assert {"boxes: CE, GIoU", "boxes: CE + log_ap, GIoU"} <= set(regions.ROWS)
+    assert not any("RPN" in name for name in regions.ROWS)
+    config = regions.settings_of(arguments("data"), "boxes: CE + 0.04 log_ap, GIoU, no memory", 0.01, 3)
+    assert (config.loss.memory, config.boxes.name, config.boxes.box_weight) == (0, "giou", 10)
     assert (config.optim.lr, config.seed, config.model.score_threshold) == (0.01, 3, 0.01)
 
 

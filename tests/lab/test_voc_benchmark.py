@@ -122,7 +122,7 @@ def test_what_the_loss_costs(monkeypatch):
         assert {row[0] for row in found} == {f"{maker}, 32 regions an image, 25 % foreground, 2 steps"}
         steps = {loss: cells for _, _, loss, *cells in found}
         more = [] if "torchvision" in maker else ["ranking, RPN ranked"]
-        assert list(steps) == ["cross entropy", "cross entropy again", "ranking", "ranking by boxes", *more]
+        assert list(steps) == ["cross entropy", "cross entropy again", "ranking", *more]
         before, *empty = steps.pop("cross entropy")
         assert not any(empty)  # on a CPU there are no kernels either
         for after, more, *_ in steps.values():
@@ -145,9 +145,9 @@ def test_each_cost_is_that_of_its_loss(monkeypatch):
         torch.manual_seed(0)
         losses = [float(training.losses()[part].detach()) for part in ("loss_classifier", "loss_objectness")]
         assert found.setdefault(name, losses) == losses
-    plain, again, ranked, by_boxes, with_rpn = found.values()
-    assert plain == again and len({losses[0] for losses in found.values()}) == 3
-    assert ranked[1] == by_boxes[1] == plain[1] != with_rpn[1] and with_rpn[0] == ranked[0]
+    plain, again, ranked, with_rpn = found.values()
+    assert plain == again and len({losses[0] for losses in found.values()}) == 2
+    assert ranked[1] == plain[1] != with_rpn[1] and with_rpn[0] == ranked[0]
 
 
 def test_regions_that_do_not_exist_are_not_counted(monkeypatch):

@@ -1,4 +1,4 @@
-"""Box quality of sampled regions: IoU of each decoded box with its object, and a GIoU loss.
+"""IoU of boxes, and the GIoU loss of sampled regions' decoded boxes.
 
 Boxes are edges (left, top, right, bottom). torchvision's regression targets of a sampled region decode to its
 object's box, so that regions, labels and targets are all that is needed.
@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from rankgrad.detection.region_loss import class_scores
 
 #: Weight of the GIoU loss beside the classifier's loss, as in mmdetection's Faster R-CNN.
 BOX_WEIGHT = 10.0
@@ -51,26 +49,7 @@ def decoded(
     return coder.decode_single(own, boxes), coder.decode_single(targets.float(), boxes)
 
 
-@torch.no_grad()
-def overlap_of(
-    coder: Any,
-    box_regression: Tensor,
-    regions: Sequence[Tensor],
-    labels: Sequence[Tensor],
-    targets: Sequence[Tensor],
-) -> Tensor:
-    """``[regions]``: the IoU of each sampled region's decoded box with its object; 0 for background.
-
-    Args:
-        coder, box_regression: As in :func:`decoded`.
-        regions, labels, targets: Of each image, as ``RoIHeads.select_training_samples`` returns them.
-    """
-    together = torch.cat(list(labels))
-    found = iou(*decoded(coder, box_regression, regions, together, torch.cat(list(targets))))
-    return found.where(together > 0, 0)
-
-
-def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor) -> Tensor:
     r"""The sum over foreground regions of :math:`1 - \mathrm{GIoU}`, over the number of regions.
 
     The same division as in torchvision's smooth L1 loss of boxes.
@@ -79,7 +58,6 @@ def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | 
         boxes: ``[regions, 4]``, decoded.
         objects: ``[regions, 4]``.
         labels: ``[regions]`` int64; 0, the background, does not count.
-        weights: ``[regions]`` >= 0, e.g. class scores: detached, and divided by their mean over the foreground.
     """
     from torchvision.ops import generalized_box_iou_loss
 
@@ -87,9 +65,6 @@ def giou_loss(boxes: Tensor, objects: Tensor, labels: Tensor, weights: Tensor | 
     # Background regions have no object. They get a GIoU of 1 and are masked below: 0 * NaN would be NaN.
     here = torch.where(front.unsqueeze(1), boxes, objects)
     each: Tensor = generalized_box_iou_loss(here, objects).where(front, 0)
-    if weights is not None:
-        weights = weights.detach().where(front, 0)
-        each = each * weights * (front.sum() / weights.sum().clamp(min=1e-12))
     return each.sum() / max(len(labels), 1)
 
 
@@ -99,16 +74,12 @@ def sampled_giou_loss(
     regions: Sequence[Tensor],
     labels: Sequence[Tensor],
     targets: Sequence[Tensor],
-    weights: Tensor | None = None,
 ) -> Tensor:
-    """:func:`giou_loss` of sampled regions; arguments as in :func:`overlap_of`."""
+    """:func:`giou_loss` of sampled regions.
+
+    Args:
+        coder, box_regression: As in :func:`decoded`.
+        regions, labels, targets: Of each image, as ``RoIHeads.select_training_samples`` returns them.
+    """
     together = torch.cat(list(labels))
-    found = decoded(coder, box_regression, regions, together, torch.cat(list(targets)))
-    return giou_loss(*found, together, weights)
-
-
-def own_scores(class_logits: Tensor, labels: Tensor, scores: str) -> Tensor:
-    """``[regions]``: the score of each region for the class of its label, detached; 0 for background."""
-    found = class_scores(class_logits.detach().float(), scores)
-    chosen = found.gather(1, (labels - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-    return chosen.where(labels > 0, 0)
+    return giou_loss(*decoded(coder, box_regression, regions, together, torch.cat(list(targets))), together)

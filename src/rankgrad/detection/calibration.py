@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from rankgrad import _check
 from rankgrad.detection.drop_in import ranking_loss
 from rankgrad.detection.region_loss import RegionLoss
-from rankgrad.detection.thresholds import at_first
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -101,9 +100,7 @@ def calibrate(model: Model) -> Model:
         raise _check.fail("model", f"a model scored by what its loss ranks, {loss.ranked!r}", scored)
     if not isinstance(layer, nn.Linear):
         raise _check.fail("model", "a box predictor with a linear cls_score", model)
-    regions = loss.ranking.memory.candidates()
-    # With thresholds the columns of IoU 0.5: a detection counts from there on.
-    scores, relevance, mask = map(at_first, regions) if loss.thresholds else regions
+    scores, relevance, mask = loss.ranking.memory.candidates()
     if not bool(mask.any()):
         raise _check.fail("model", "a memory with regions: train with memory > 0 first", model)
     slope, offset = fit_scale(scores[mask], relevance[mask])

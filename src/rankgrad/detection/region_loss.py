@@ -6,24 +6,14 @@ test time, is made of them by :func:`class_log_odds`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankgrad import _check
-from rankgrad.detection.thresholds import LEVELS, ThresholdRankingLoss, is_by_threshold, reached
-from rankgrad.distributed import gather
 from rankgrad.engine.precision import without_autocast
-from rankgrad.losses import ClassRankingLoss, spearman_loss
+from rankgrad.losses import ClassRankingLoss
 from rankgrad.reach import Margin
-
-#: What ``thresholds`` may be beside False and True: how the lists of IoU thresholds are averaged.
-AVERAGES = ("weighted",)
-
-#: The window of the loss that orders foreground regions, in log-odds.
-ORDER_WINDOW = 1.0
 
 _IGNORED = -100  # the label that torch's cross entropy ignores: of regions that do not exist
 
@@ -110,9 +100,6 @@ class RegionLoss(nn.Module):
     Without foreground in batch and memory the ranking loss is 0; a class without a region there does not count; no
     regions at all give 0. Logits in half precision are ranked as float32 values.
 
-    ``thresholds`` and ``order_weight`` rank by what the metric ranks by, the IoU of each region's *decoded* box
-    with its object, which the drop-in computes. Both are off: no training has shown a gain.
-
     Args:
         form: What a list's loss is: ``"ap"``, ``"log_ap"``, ``"log"`` or ``"loglog"``.
         ranked: What is ranked; see :func:`class_log_odds`. Without cross entropy it is also the right score at
@@ -120,14 +107,6 @@ class RegionLoss(nn.Module):
             5 epochs, an AP50 of 63.2 against 62.2) and worse at its end (65.6 against 66.6 after 12).
         ranking_weight: Of the ranking loss.
         cross_entropy: Weight of the cross entropy; 0 leaves it out.
-        thresholds: The ranking loss is the mean over the IoU thresholds t = 0.5, 0.55, ..., 0.95 of the loss where
-            a region is relevant to its class if its decoded box reaches t. A t that none reaches does not count.
-            ``"weighted"``: as in COCO's AP, the list of a class weighs the more, the more of its regions reach t.
-        order_weight: Weight of the order among the foreground regions of each class, of the batch alone:
-            :math:`\frac1N \sum_c n_c \rho_c`, with N regions in all and :math:`\rho_c` the
-            :func:`rankgrad.spearman_loss` of the :math:`n_c` foreground regions of class c against their decoded
-            boxes' IoU (window 1 in log-odds). At 0.2 a region has about the gradient that it has from cross
-            entropy, also in a class of two regions.
         lam, margin, memory, map_weight, pooled_weight, distributed, window: As in
             :class:`rankgrad.ClassRankingLoss`; ``lam=None`` makes room for a window, or for the automatic reach.
             With ``distributed`` the lists are over the regions of all processes; the cross entropy stays each
@@ -149,8 +128,6 @@ class RegionLoss(nn.Module):
         ranked: str = "odds",
         ranking_weight: float = 0.3,
         cross_entropy: float = 1.0,
-        thresholds: bool | str = False,
-        order_weight: float = 0.0,
         lam: float | None = 0.5,
         margin: Margin = 0.15,
         memory: int = 7,
@@ -163,24 +140,15 @@ class RegionLoss(nn.Module):
         self.ranked = _check.one_of("ranked", ranked, SCORES)
         self.ranking_weight = _check.positive("ranking_weight", ranking_weight)
         self.cross_entropy = _check.non_negative("cross_entropy", cross_entropy)
-        self.thresholds = (
-            thresholds if isinstance(thresholds, bool) else _check.one_of("thresholds", thresholds, AVERAGES)
-        )
-        self.order_weight = _check.non_negative("order_weight", order_weight)
-        options: dict[str, Any] = {
-            "lam": lam,
-            "margin": margin,
-            "memory": memory,
-            "map_weight": map_weight,
-            "pooled_weight": pooled_weight,
-            "form": form,
-            "distributed": distributed,
-            "window": window,
-        }
-        self.ranking = (
-            ThresholdRankingLoss(weighted=thresholds == "weighted", **options)
-            if thresholds
-            else ClassRankingLoss(**options)
+        self.ranking = ClassRankingLoss(
+            lam=lam,
+            margin=margin,
+            memory=memory,
+            map_weight=map_weight,
+            pooled_weight=pooled_weight,
+            form=form,
+            distributed=distributed,
+            window=window,
         )
 
     @property
@@ -188,77 +156,34 @@ class RegionLoss(nn.Module):
         """What scores a detection at test time: softmax where cross entropy trains it too, else what is ranked."""
         return "softmax" if self.cross_entropy else self.ranked
 
-    @property
-    def needs_overlap(self) -> bool:
-        """Whether :meth:`forward` needs ``overlap``, the IoU of decoded boxes."""
-        return bool(self.thresholds or self.order_weight)
-
-    def forward(
-        self, class_logits: Tensor, labels: Tensor, mask: Tensor | None = None, overlap: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, class_logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of the regions of a batch.
 
         Args:
             class_logits: ``[regions, 1 + classes]``, background first.
             labels: ``[regions]`` int64; 0 is background.
             mask: ``[regions]`` bool; False = this region does not exist.
-            overlap: ``[regions]``: the IoU of the box that each region has for its label with its object, for
-                ``thresholds`` and ``order_weight``; that of background regions does not matter.
         """
         class_logits = _check.floating("class_logits", class_logits, ndim=2)
         _check.per_row("labels", labels, "class_logits", class_logits)
-        if self.needs_overlap:
-            overlap = _check.floating("overlap", overlap, ndim=1).detach()
-            if len(overlap) != len(class_logits):
-                raise _check.fail("overlap", f"one number for each of the {len(class_logits)} regions", overlap)
         with without_autocast(class_logits.device.type):
             logits = class_logits if class_logits.dtype == torch.float64 else class_logits.float()
             classes = torch.arange(1, logits.shape[1], device=logits.device)
             relevance = labels.unsqueeze(1) == classes
             ranked = class_log_odds(logits, self.ranked)
             there = None if mask is None else mask.unsqueeze(1)
-            if self.thresholds and overlap is not None:
-                by_level = reached(overlap).unsqueeze(2) & relevance.unsqueeze(1)
-                ranking = self.ranking(ranked.repeat(1, LEVELS), by_level.flatten(1), there)
-            else:
-                ranking = self.ranking(ranked, relevance, there)
-            loss: Tensor = self.ranking_weight * ranking
-            if self.order_weight and overlap is not None:
-                front = relevance if there is None else relevance & there
-                regions = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask
-                loss = torch.add(loss, self._order(ranked, front, overlap, regions), alpha=self.order_weight)
+            loss: Tensor = self.ranking_weight * self.ranking(ranked, relevance, there)
             if self.cross_entropy:
                 loss = torch.add(loss, _cross_entropy(logits, labels, mask), alpha=self.cross_entropy)
         return loss
-
-    def _order(self, ranked: Tensor, front: Tensor, overlap: Tensor, regions: Tensor) -> Tensor:
-        """How far the foreground regions of each class are from the order of their boxes' IoU.
-
-        The mean over classes, as the ranking loss has it, gives the regions of a small class a hundred times the
-        gradient of cross entropy: a detector trained so had a COCO AP of 8 instead of 37.
-        """
-        if self.ranking.distributed:
-            ranked, front, overlap, regions = map(gather, (ranked, front, overlap, regions))
-        wanted = overlap.to(ranked.dtype).expand(ranked.shape[1], -1)
-        by_class = spearman_loss(ranked.T, wanted, window=ORDER_WINDOW, mask=front.T, reduction="none")
-        return (by_class * front.sum(0)).sum() / regions.sum().clamp(min=1)
 
     def reset(self) -> None:
         """Empty the memory."""
         self.ranking.reset()
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """A memory of the other kind of lists is refused here, before a step of training fails on its shape."""
-        name = f"{prefix}ranking.memory.scores"
-        saved = state_dict.get(name)
-        if saved is not None and saved.numel() and is_by_threshold(saved) != bool(self.thresholds):
-            wanted, received = ("with", "without") if self.thresholds else ("without", "with")
-            raise ValueError(f"{name}: expected a memory {wanted} thresholds, received one {received} them")
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
     def extra_repr(self) -> str:
         weights = f"ranking_weight={self.ranking_weight}, cross_entropy={self.cross_entropy}"
-        return f"ranked={self.ranked!r}, {weights}, thresholds={self.thresholds}, order_weight={self.order_weight}"
+        return f"ranked={self.ranked!r}, {weights}"
 
 
 def padded(class_logits: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:

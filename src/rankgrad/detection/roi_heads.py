@@ -13,9 +13,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from rankgrad.detection.boxes import BOX_WEIGHT, overlap_of, sampled_giou_loss
+from rankgrad.detection.boxes import BOX_WEIGHT, sampled_giou_loss
 from rankgrad.detection.exchange import Exchanged
 from rankgrad.detection.inference import detections_of
 from rankgrad.detection.region_loss import RegionLoss, padded
@@ -69,18 +68,16 @@ class RankingHeads(Exchanged):
             if self.training:
                 logits, regression = seen[0][:2]
                 regions, _, labels, targets = self.__dict__["_sampled"][:4]
-                sampled, named = (self.box_coder, regression, regions, labels, targets), {}
-                if isinstance(self.__dict__[LOSS], RegionLoss) and self.__dict__[LOSS].needs_overlap:
-                    named["overlap"] = overlap_of(*sampled)
-                losses["loss_classifier"] = self._loss(logits, labels, **named)
+                losses["loss_classifier"] = self._loss(logits, labels)
                 if self.__dict__[BOXES]:
-                    losses["loss_box_reg"] = BOX_WEIGHT * sampled_giou_loss(*sampled)
+                    giou = sampled_giou_loss(self.box_coder, regression, regions, labels, targets)
+                    losses["loss_box_reg"] = BOX_WEIGHT * giou
             return result, losses
         finally:
             self.__dict__.pop("_sampled", None)
             hook.remove()
 
-    def _loss(self, class_logits: Tensor, labels: list[Tensor], **named: Tensor) -> Tensor:
+    def _loss(self, class_logits: Tensor, labels: list[Tensor]) -> Tensor:
         """The given loss. Where it is recorded and replayed, batches get the same number of regions."""
         together = torch.cat(labels)
         inputs: tuple[Tensor, ...] = (class_logits, together)
@@ -95,10 +92,9 @@ class RankingHeads(Exchanged):
             most = len(labels) * self.fg_bg_sampler.batch_size_per_image
             if len(together) < most and cast(Graphed, replayed).replays(*inputs):
                 inputs = padded(class_logits, together, most)
-                named = {name: F.pad(value, (0, most - len(value))) for name, value in named.items()}
         elif any(one.numel() and one.device != class_logits.device for one in loss.buffers()):
             loss.to(class_logits.device)
-        return cast(Tensor, replayed(*inputs, **named))
+        return cast(Tensor, replayed(*inputs))
 
     def postprocess_detections(
         self, class_logits: Tensor, box_regression: Tensor, proposals: Any, image_shapes: Any

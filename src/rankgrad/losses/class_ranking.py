@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -99,28 +97,22 @@ class ClassRankingLoss(nn.Module):
 
     def _weighted(self, scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
         loss: Tensor | None = None
-        for share, arrange in self._parts():
-            part = self._of_lists(arrange(scores), arrange(relevance), None if mask is None else arrange(mask))
-            loss = part * share if loss is None else torch.add(loss, part, alpha=share)
+        for weight, arrange in ((self.map_weight, torch.t), (self.pooled_weight, torch.flatten)):
+            if weight:
+                part = loss_of_lists(
+                    arrange(scores),
+                    arrange(relevance),
+                    form=self.form,
+                    lam=self.lam,
+                    window=self.window,
+                    margin=self.margin,
+                    mask=None if mask is None else arrange(mask),
+                    reduction="mean",
+                )
+                share = weight / (self.map_weight + self.pooled_weight)
+                loss = part * share if loss is None else torch.add(loss, part, alpha=share)
         assert loss is not None  # one weight is > 0
         return loss
-
-    def _parts(self) -> list[tuple[float, Callable[[Tensor], Tensor]]]:
-        """The share of the mAP loss and of the pooled one, and how ``[items, classes]`` become its lists."""
-        parts = ((self.map_weight, torch.t), (self.pooled_weight, torch.flatten))
-        return [(weight / (self.map_weight + self.pooled_weight), lists) for weight, lists in parts if weight]
-
-    def _of_lists(self, scores: Tensor, relevance: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:
-        return loss_of_lists(
-            scores,
-            relevance,
-            form=self.form,
-            lam=self.lam,
-            window=self.window,
-            margin=self.margin,
-            mask=mask,
-            reduction=reduction,
-        )
 
     def reset(self) -> None:
         """Empty the memory."""

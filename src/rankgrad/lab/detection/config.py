@@ -7,10 +7,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rankgrad.lab.training.config import Many, NonNegative, Positive, RunConfig, Section, Side, Width
+from rankgrad.lab.training.config import Many, NonNegative, Positive, RunConfig, Section, Side, Width, shown
+from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.vision.config import ImageData
 
 Factor = Annotated[float, Field(gt=0, le=16)]
+
+#: Settings of 0.2 before its release, and the values that turned them off: a run's file has all settings.
+_REMOVED = {
+    ("loss", "thresholds"): False,
+    ("loss", "order_weight"): 0,
+    ("boxes", "by_score"): False,
+    ("boxes", "balanced"): False,
+}
 
 
 class Data(ImageData):
@@ -45,7 +54,7 @@ class Batch(Section):
     """How batches are drawn: images of like shape together."""
 
     size: Many = 8  # images in a batch, of all processes
-    regions: Annotated[int, Field(ge=0)] = 512  # regions of an image sampled for the classifier; 0: all
+    regions: Many = 512  # regions of an image sampled for the classifier
     test_size: Many = 16  # images at a time in evaluation
 
 
@@ -68,16 +77,6 @@ class Boxes(Section):
 
     name: Literal["smooth_l1", "giou"] = "smooth_l1"  # of encoded boxes as in torchvision, or of decoded boxes
     box_weight: Positive = 1.0  # weight of this loss; mmdetection gives GIoU 10
-    by_score: bool = False  # for giou: weigh regions by their (detached) class score
-    balanced: bool = False  # rescaled in each step to the size of the classifier's loss, 1 - exp(-loss)
-
-    @model_validator(mode="after")
-    def _fit(self) -> Boxes:
-        if self.by_score and self.name != "giou":
-            raise ValueError(f"by_score: expected the loss giou, received {self.name}")
-        if self.balanced and self.box_weight != 1:
-            raise ValueError(f"box_weight: has no effect on a balanced loss, received {self.box_weight:g}")
-        return self
 
 
 class Rpn(Section):
@@ -101,8 +100,6 @@ class Loss(Section):
     ranked: Literal["odds", "softmax", "logits"] = "odds"  # which class scores are ranked
     ranking_weight: Positive = 0.3  # weight of the ranking loss
     cross_entropy: NonNegative = 1.0  # weight of the cross entropy beside it
-    thresholds: bool | Literal["weighted"] = False  # lists at the IoU thresholds 0.5, 0.55, ..., 0.95
-    order_weight: NonNegative = 0.0  # weight of the Spearman loss of scores against the boxes' IoU
     lam: Positive | None = 0.5  # interpolation strength; null without a window: automatic reach
     window: Positive | None = None  # instead of lam: reach in units of the scores
     margin: NonNegative | Literal["auto"] = 0.15  # score margin; auto: a share of the spread of the scores
@@ -137,7 +134,11 @@ class Config(RunConfig):
 
     @classmethod
     def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Before 0.2 ``loss.ranked`` was ``rank``, ``loss.ranking_weight`` ``weight``, and no lambda was 0.5."""
+        """Before 0.2 ``loss.ranked`` was ``rank``, ``loss.ranking_weight`` ``weight``, and no lambda was 0.5.
+
+        Settings that were removed are dropped if they were off.
+        """
+        settings = _without_removed(settings)
         loss = settings.get("loss")
         if not isinstance(loss, dict) or "rank" not in loss:
             return settings
@@ -174,3 +175,18 @@ class Config(RunConfig):
         """Every run is judged with softmax scores and with odds, and with what it ranks."""
         ranked = [self.loss.ranked] if self.loss.name == "ranking" else []
         return tuple(dict.fromkeys([self.scoring(), "softmax", "odds", *ranked]))
+
+
+def _without_removed(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings without those that were removed; one that was on is an error."""
+    for (name, key), off in _REMOVED.items():
+        section = settings.get(name)
+        if not isinstance(section, dict) or key not in section:
+            continue
+        if section[key] != off:
+            raise UserError(
+                f"{name}.{key}: expected {off}, received {shown(section[key])}; the setting was removed after "
+                "commit bba2f19, which still loads such a run"
+            )
+        settings = {**settings, name: {other: value for other, value in section.items() if other != key}}
+    return settings

@@ -31,7 +31,6 @@ from rankgrad.lab.vision.frozen_norm import Carried, carry_frozen_norms
 from rankgrad.lab.vision.weights import fetching, load_file, stride_in_1x1
 
 _SHAPES = 512  # of batches whose anchors are kept: 2 MB each at 608 x 800
-_MOST_OBJECTS = 128  # of an image, which are regions too, where all regions are taken
 _LAYERS = ("layer4", "layer3", "layer2", "layer1", "conv1")
 
 #: Networks that torchvision does not have under a name.
@@ -99,8 +98,6 @@ class Detector(FasterRCNN):  # type: ignore[misc]
         features = self.backbone(images)
         proposals, proposal_losses = self.rpn(ImageList(images, sizes), features, targets)
         _, losses = self.roi_heads(features, proposals, sizes, targets)
-        if self.roi_heads.boxes is not None and self.roi_heads.boxes.balanced:
-            losses["loss_box_reg"] = balanced(losses["loss_box_reg"], losses["loss_classifier"])
         return {**losses, **proposal_losses}
 
     def regions(self, images: Tensor, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -110,15 +107,6 @@ class Detector(FasterRCNN):  # type: ignore[misc]
         pooled = self.roi_heads.box_roi_pool(features, proposals, sizes)
         logits, regression = self.roi_heads.box_predictor(self.roi_heads.box_head(pooled))
         return logits, regression, proposals
-
-
-def balanced(loss: Tensor, beside: Tensor) -> Tensor:
-    """A loss rescaled to the size of the one beside it, with its own gradient's direction; 0 stays 0.
-
-    Size is ``1 - exp(-value)``, the value itself where it is small: a ranking loss in its log form, or cross
-    entropy, is 5 and more in the first steps, and boxes should not get that many times their usual gradient.
-    """
-    return loss * (-torch.expm1(-beside.detach()) / loss.detach().clamp(min=1e-12))
 
 
 def _resnet(name: str, pretrained: bool) -> resnet.ResNet:
@@ -157,8 +145,8 @@ def _detector(body: resnet.ResNet, config: Model, view: View, regions: int, clas
         rpn_post_nms_top_n_test=config.proposals,
         box_head=TwoMLPHead(config.pyramid * 7 * 7, config.hidden),
         box_predictor=FloatPredictor(config.hidden, 1 + classes),
-        box_batch_size_per_image=regions or config.proposals + _MOST_OBJECTS,
-        box_positive_fraction=0.25 if regions else 1.0,
+        box_batch_size_per_image=regions,
+        box_positive_fraction=0.25,
         box_score_thresh=config.score_threshold,
         box_nms_thresh=config.nms_threshold,
         box_detections_per_img=config.detections,

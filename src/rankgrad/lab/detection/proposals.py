@@ -17,7 +17,7 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, concat_box_prediction_layers
 from torchvision.ops import nms
 
-from rankgrad.detection.boxes import own_scores, sampled_giou_loss
+from rankgrad.detection.boxes import sampled_giou_loss
 from rankgrad.detection.objectness import objectness_loss
 from rankgrad.lab.detection.config import Boxes
 from rankgrad.lab.detection.matching import Truth, matches, sample
@@ -166,11 +166,9 @@ class BatchedHeads(RoIHeads):  # type: ignore[misc]
 
     Attributes:
         boxes: The settings; None: torchvision's own.
-        box_scores: What scores a region, for ``boxes.by_score``.
     """
 
     boxes: Boxes | None = None
-    box_scores = "softmax"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As in torchvision, with the loss under ``loss_box_reg``."""
@@ -184,22 +182,9 @@ class BatchedHeads(RoIHeads):  # type: ignore[misc]
             hook.remove()
             taken = self.__dict__.pop("_taken", ())
         if self.boxes.name == "giou":
-            losses["loss_box_reg"] = self._giou(*seen[0], *taken)
+            losses["loss_box_reg"] = sampled_giou_loss(self.box_coder, seen[0][1], *taken)
         losses["loss_box_reg"] = losses["loss_box_reg"] * self.boxes.box_weight
         return result, losses
-
-    def _giou(
-        self,
-        logits: Tensor,
-        regression: Tensor,
-        regions: list[Tensor],
-        labels: list[Tensor],
-        targets: list[Tensor],
-    ) -> Tensor:
-        """Of the sampled regions of all images."""
-        assert self.boxes is not None
-        weights = own_scores(logits, torch.cat(labels), self.box_scores) if self.boxes.by_score else None
-        return sampled_giou_loss(self.box_coder, regression, regions, labels, targets, weights)
 
     def select_training_samples(self, proposals: list[Tensor], targets: list[dict[str, Tensor]] | None) -> Any:
         """Regions, their objects, labels and regression targets of each image, as torchvision returns them."""

@@ -212,7 +212,7 @@ class DetectionTask(Task):
         if device.type == "cuda":
             self.network = self.network.to(memory_format=torch.channels_last)
         if config.boxes != Boxes():
-            self.network.roi_heads.boxes, self.network.roi_heads.box_scores = config.boxes, config.scoring()
+            self.network.roi_heads.boxes = config.boxes
         if config.rpn.name == "ranking":
             self.network.rpn.ranking_weight = config.rpn.rpn_weight
         self.loss: nn.Module = nn.Identity()  # cross entropy: torchvision's own, nothing is exchanged
