@@ -112,5 +112,8 @@ def test_a_run_with_ranked_objectness(root, tmp_path):
         assert first[part] == second[part], part
     ranked = [float(row["loss_objectness"]) for row in losses["ranking"]]
     assert ranked[0] > 1 > float(first["loss_objectness"])  # hundreds of anchors lie before an object at first
+    settings = [*SMALL, f"data.root={root}", "rpn=ranking", "rpn_weight=0.5", "epochs=1"]
+    half, _ = run.run("voc", settings, out=str(tmp_path / "half"))
+    assert float(rows(half)[0]["loss_objectness"]) == pytest.approx(ranked[0] / 2)
     with pytest.raises(UserError, match=r"^rpn: rpn_weight: expected the loss ranking, received cross_entropy$"):
         recipes.load("voc", ["rpn_weight=2"])

@@ -63,6 +63,20 @@ def test_losses_of_classes():
         logits[mask], relevance[mask].double()))  # fmt: skip
 
 
+def test_ranking_follows_the_scale_of_the_logits():
+    """Reach and margin are automatic: logits of ten times the size have a tenth of the gradient."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 4, generator=generator, dtype=torch.float64)
+    relevance, mask = torch.rand(40, 4, generator=generator) < 0.3, torch.ones(40, 4, dtype=torch.bool)
+    found = []
+    for scale in (1, 10):
+        scaled = (scale * logits).requires_grad_()
+        multi_label.ranking(None, 7)()(scaled, relevance, mask).backward()
+        found.append(scale * scaled.grad)
+    assert float(found[0].abs().sum()) > 0
+    torch.testing.assert_close(*found)
+
+
 def test_the_table(tmp_path, monkeypatch, capsys):
     """Every loss trains; what is chosen on val is judged on test; what is finished is not run again."""
     root = as_voc(tmp_path / "data")

@@ -1,5 +1,6 @@
 """The benchmark on Pascal VOC: its rows, its folders, and what it says a step costs."""
 
+import re
 import sys
 
 import numpy as np
@@ -22,6 +23,23 @@ def test_benchmark_rows_are_valid(name):
     _, config = recipes.load("voc07", voc.ROWS[name].split())
     if config.loss.name == "ranking":
         RegionLoss(**config.loss.options())
+
+
+def test_rows_do_what_they_are_called():
+    """The numbers in a row's name are those of its settings; what it does not name is the recipe's."""
+    default = recipes.load("voc07")[1].loss
+    for name, settings in voc.ROWS.items():
+        loss = recipes.load("voc07", settings.split())[1].loss
+        if loss.name == "cross_entropy":
+            assert "log" not in name
+            continue
+        assert loss.memory == (0 if "no memory" in name else 30 if "memory 30" in name else default.memory), name
+        told = re.search(r"CE \+ ([\d.]+) ", name)
+        assert loss.ranking_weight == (float(told[1]) if told else 0.3 if "CE +" in name else 1), name
+        for key in ("lambda", "window", "margin"):
+            if told := re.search(rf"{key} ([\d.]+)", name):
+                assert getattr(loss, {"lambda": "lam"}.get(key, key)) == float(told[1]), name
+        assert (loss.cross_entropy, "GIoU" in name) == (float("CE" in name), "boxes=giou" in settings), name
 
 
 def test_the_benchmark(tmp_path, monkeypatch, capsys):
