@@ -44,7 +44,7 @@ def test_the_first_rate_that_the_next_does_not_beat(scores, best, tried):
 
     rate, told = rates.choose(config, train)
     assert rate == best and asked == ["lr-3e-05", "lr-0.0001", "lr-0.0003"][:tried]
-    assert told.startswith(f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R: 3e-05 ")
+    assert told.startswith(f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R at 3e-05: ")
     assert told.count("failed") == scores[:tried].count(None)
 
 
@@ -101,7 +101,7 @@ def test_a_run_with_its_trials(tmp_path, settings, capsys):
         assert json.loads((trial / "data.json").read_text())["counts"]["test classes"] == 3
     first, second = ((one["R@1"] + one["mAP@R"]) / 2 for one in scores)
     best = 1e-3 if second >= first + 1 else 1e-4
-    told = f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R: 0.0001 "
+    told = f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R at 0.0001: "
     out = capsys.readouterr().out
     assert told in out and out.count("trains on a part of the training data first") == 2
     assert told in (folder / "report.html").read_text()
@@ -148,7 +148,7 @@ def test_a_rate_that_fails_is_not_chosen(tmp_path, settings, monkeypatch, capsys
     folder, _ = run.run("folder", settings, out=str(tmp_path / "a"))
     assert recipes.load(str(folder))[1].optim.lr == 1e-4
     out = capsys.readouterr().out
-    assert "loss: nan at step 1" in out and "0.001 failed" in out
+    assert "loss: nan at step 1" in out and "0.001: failed" in out
 
 
 def test_few_images_train_at_once(tmp_path, settings, monkeypatch):

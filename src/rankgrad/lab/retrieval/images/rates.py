@@ -50,8 +50,8 @@ def choose(config: Config, train: Callable[[str, Config], Mapping[str, float]]) 
         if rate != best and _score(found[rate]) < _score(found[best]) + GAIN:
             break
         best = rate
-    told = ", ".join(f"{rate:g} {_words(metrics)}" for rate, metrics in found.items())
-    return best, f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R: {told}"
+    told = ", ".join(f"{rate:g}: {_words(metrics)}" for rate, metrics in found.items())
+    return best, f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R at {told}"
 
 
 def _score(metrics: Mapping[str, float]) -> float:
