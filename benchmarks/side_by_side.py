@@ -80,7 +80,8 @@ def _load(recipe: str, settings: tuple[str, ...]) -> tuple[type[Task], Any]:
 def _check_ended(folder: Path, recipe: str, settings: tuple[str, ...]) -> None:
     """A run that ended must have these settings, or the table would mix them."""
     task, config = _load(recipe, settings)
-    run.same_settings(folder, task.completed(config), "--out")
+    saved = recipes.load(str(folder))[1]
+    run.same_settings(folder, task.as_chosen(task.completed(config), saved), "--out")
 
 
 def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: Sequence[str]) -> list[Job]:

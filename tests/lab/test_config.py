@@ -93,9 +93,10 @@ def test_settings_survive_saving(tmp_path):
         (["batch=3"], r"^batch: expected settings of its own, as batch\.size=\.\.\., received 3$"),
         (
             ["optim=1"],
-            r"^optim: expected adam or adamw or sgd, or settings of its own, as optim\.lr=.*received 1$",
+            r"^optim: expected adam or adamw or sgd or settings of its own, as optim\.lr=.*received 1$",
         ),
-        (["loss=true"], r"^loss: expected a name \(rankgrad ls\), or settings of its own, .*received True$"),
+        (["loss=true"], r"^loss: expected a name \(rankgrad ls\), received True$"),
+        (["rates=1e-4"], r"^rates: expected a list, as rates=\[\.\.\.\], received 0\.0001$"),
         (["lr=fast"], r"^optim\.lr: .*number.*received 'fast'"),
         (["epochs=2.5"], r"^epochs: .*integer.*received 2\.5"),
         (["name=x"], r"^name: several sections have it, say .*loss\.name.* or data\.name"),

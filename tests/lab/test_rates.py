@@ -4,11 +4,13 @@ import json
 import shlex
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
 from rankgrad.lab.retrieval.images import model, rates
+from rankgrad.lab.retrieval.splits import by_classes
 from rankgrad.lab.training.errors import TrainingError, UserError
 from rankgrad.lab.training.loop import Trainer
 
@@ -109,11 +111,20 @@ def test_a_run_with_its_trials(tmp_path, settings, capsys):
     plain, _ = run.run("folder", [*settings, f"lr={best}", "rates=[]"], out=str(tmp_path / "b"))
     assert rows(plain) == rows(folder) and same_weights(plain / "last.safetensors", folder / "last.safetensors")
     assert not (plain / run.TRIALS).exists()
-    # once more, and it goes on with what it chose
-    _, more = run.run("folder", settings, out=str(folder), resume=True)
-    assert more[0].last == results[0].last and told in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"^--resume: .*lr-0.0001 was started with other settings: epochs was 2"):
+    capsys.readouterr()
+    for name, given in (("folder", settings), (str(folder), [])):  # once more: what was chosen stays, and is told
+        _, more = run.run(name, given, out=str(folder), resume=True)
+        out = capsys.readouterr().out
+        assert more[0].last == results[0].last and told in out and "trains on a part" not in out
+        assert told in (folder / "report.html").read_text()
+    with pytest.raises(UserError, match=r"^--resume: .*a was started with other settings: epochs was 2, now 3$"):
         run.run("folder", [*settings, "epochs=3"], out=str(folder), resume=True)
+    with pytest.raises(
+        UserError, match=r"^--resume: .*a was started with other settings: optim.lr was .*, now 0.02$"
+    ):
+        run.run(str(folder), ["lr=0.02"], out=str(folder), resume=True)
+    other, _ = run.run(str(folder), ["lr=0.02"], out=str(tmp_path / "c"))
+    assert recipes.load(str(other))[1].optim.lr == 0.02 and not (other / run.TRIALS).exists()
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -127,7 +138,8 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, settings, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             run.run("folder", settings, out=str(place), seeds=seeds)
     told = run.resume_command("folder", str(place), seeds).removeprefix("resume with: rankgrad ")
-    assert told.startswith(f"train {shlex.quote(str(place / run.TRIALS))} --out" if steps < 9 else "train ")
+    begun = place / run.TRIALS if steps < 12 else place / "seed-0" if seeds > 1 else place
+    assert told.startswith(f"train {shlex.quote(str(begun))} --"), told
     assert cli(*shlex.split(told)) == 0
     runs = [path.parent.relative_to(whole) for path in whole.rglob("steps.csv")]
     assert len(runs) == 2 + seeds
@@ -136,10 +148,43 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, settings, monkeypatch
     assert len(list(place.glob("seed-*"))) == (seeds if seeds > 1 else 0)
 
 
+def test_a_run_with_a_rate_goes_on_with_it(tmp_path, settings, monkeypatch):
+    """A run of before, or of one seed: nothing is tried in the middle of it."""
+    fixed = [*settings, "rates=[]", "lr=0.003"]
+    whole, _ = run.run("folder", fixed, out=str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("folder", fixed, out=str(tmp_path / "a"))
+    run.run("folder", settings, out=str(tmp_path / "a"), resume=True)
+    assert rows(tmp_path / "a") == rows(whole) and not (tmp_path / "a" / run.TRIALS).exists()
+    seeds, _ = run.run("folder", settings, out=str(tmp_path / "seeds"), seeds=2)
+    before = rows(seeds / "seed-1")
+    run.run(str(seeds / "seed-1"), resume=True)
+    assert rows(seeds / "seed-1") == before and not (seeds / "seed-1" / run.TRIALS).exists()
+
+
+def test_the_checkpoint_before_of_a_trial(tmp_path, settings, monkeypatch):
+    whole, _ = run.run("folder", settings, out=str(tmp_path / "whole"))
+    place = tmp_path / "a"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 9)  # in the second
+        with pytest.raises(KeyboardInterrupt):
+            run.run("folder", settings, out=str(place))
+    (place / run.TRIALS / "lr-0.001" / "state.pt").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"--resume --previous continues from the checkpoint before it, of step 2"):
+        run.run("folder", settings, out=str(place), resume=True)
+    run.run("folder", settings, out=str(place), resume=True, previous=True)
+    assert rows(place) == rows(whole)
+    with pytest.raises(UserError, match=r"^--previous: there is no checkpoint "):
+        run.run("folder", [*settings, "rates=[]"], out=str(tmp_path / "new"), resume=True, previous=True)
+
+
 def test_a_rate_that_fails_is_not_chosen(tmp_path, settings, monkeypatch, capsys):
-    inner = Trainer.fit
+    inner, fits = Trainer.fit, []
 
     def fit(self, **options):
+        fits.append(self.config.optim.lr)
         if self.config.optim.lr == 1e-3:
             raise TrainingError("loss: nan at step 1")
         return inner(self, **options)
@@ -148,7 +193,11 @@ def test_a_rate_that_fails_is_not_chosen(tmp_path, settings, monkeypatch, capsys
     folder, _ = run.run("folder", settings, out=str(tmp_path / "a"))
     assert recipes.load(str(folder))[1].optim.lr == 1e-4
     out = capsys.readouterr().out
-    assert "loss: nan at step 1" in out and "0.001: failed" in out
+    assert "loss: nan at step 1" in out and "0.001: failed" in out and fits == [1e-4, 1e-3, 1e-4]
+    assert "nan" in (folder / run.TRIALS / "lr-0.001" / run.FAILED).read_text()
+    (folder / "config.yaml").unlink()  # interrupted between the trials and the run
+    run.run("folder", settings, out=str(folder), resume=True)
+    assert fits[3:] == [1e-4]  # what failed is not tried again
 
 
 def test_few_images_train_at_once(tmp_path, settings, monkeypatch):
@@ -158,3 +207,18 @@ def test_few_images_train_at_once(tmp_path, settings, monkeypatch):
             folder, _ = run.run("folder", settings, out=str(tmp_path / name))
         assert not (folder / run.TRIALS).exists()
         assert recipes.load(str(folder))[1].optim.lr == 3e-5
+
+
+def test_a_part_of_the_data_that_cannot_be_judged_on(tmp_path, settings, capsys):
+    """Held-out classes of one image each: the run itself has enough, and begins with the first rate."""
+    root = tmp_path / "ones"
+    for label in range(24):
+        for number in range(1 if label < 20 else 4):
+            images.image(root / "train" / f"c{label:02d}" / f"{number}.png", label, number)
+        images.image(root / "test" / f"d{label // 2}" / f"{label}.png", label, 0)
+    labels = torch.tensor([*range(20), *(label for label in range(20, 24) for _ in range(4))])
+    seed = next(s for s in range(1000) if int(labels[by_classes(labels, rates.HELD_OUT, s)[1]].max()) < 20)
+    given = [*settings, f"data.root={root}", f"split_seed={seed}"]
+    folder, _ = run.run("folder", given, out=str(tmp_path / "a"))
+    assert capsys.readouterr().out.count("expected classes with two test items at least, found none") == 2
+    assert recipes.load(str(folder))[1].optim.lr == 1e-4

@@ -36,6 +36,8 @@ from rankgrad.lab.training.task import Task, Training
 ROOM = 256 << 20
 #: Where the runs are, in the folder of a run, that its settings were chosen by.
 TRIALS = "trials"
+#: In the folder of such a run: why its training failed.
+FAILED = "failed.txt"
 #: Settings that may differ when a run is resumed: they do not change its results.
 _FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
 #: Settings of how data are read, which do not change what they are.
@@ -125,11 +127,18 @@ def run(
     config = task.completed(config)
     if seeds == 1 and resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
         raise UserError(f"--resume: {folder} was started with --seeds: give the same --seeds again")
+    begun = [*folder.glob("config.yaml"), *folder.glob("seed-*/config.yaml")]
+    if resume and begun:  # what was chosen stays
+        config = task.as_chosen(config, recipes.load(str(begun[0].parent))[1])
+        chosen = data_notes(folder).get("chosen", [])
+    else:
+        with reuse.shared():
+            config, chosen = task.chosen(config, _trials(task, config, folder, device, previous=previous))
+        previous = previous and not (folder / TRIALS).is_dir()  # it was that of a trial
+    if seeds == 1:
+        return folder, [_one(task, config, folder, device, resume=resume, previous=previous, chosen=chosen)]
+    results = []
     with reuse.shared():
-        config, chosen = task.chosen(config, _trials(task, config, folder, device))
-        if seeds == 1:
-            return folder, [_one(task, config, folder, device, resume=resume, previous=previous, chosen=chosen)]
-        results = []
         for seed in range(config.seed, config.seed + seeds):
             seeded = config.model_copy(update={"seed": seed})
             results.append(_one(task, seeded, folder / f"seed-{seed}", device, resume=resume, chosen=chosen))
@@ -139,34 +148,46 @@ def run(
     return folder, results
 
 
-def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device) -> Training:
+def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *, previous: bool) -> Training:
     """Trains for :meth:`Task.chosen`, each run in a folder of its own; one that ended before is not run again."""
     place, first = folder / TRIALS, distributed.process_index() == 0
 
     def train(name: str, settings: Any) -> dict[str, float]:
-        run, found = place / name, None
+        run = place / name
+        before = (
+            read_json_if_there(run / "result.json", Result),
+            (run / FAILED).is_file(),
+            (run / "config.yaml").is_file(),
+        )
+        result, failed, begun = distributed.same_everywhere(before)
+        if begun and (result is not None or failed):
+            same_settings(run, settings, "--resume")
+            return {} if failed else dict(result.last)
         if first:
             checkpoint.write_text(
                 place / "config.yaml", recipes.dump(config)
-            )  # an interrupted run goes on with it
-            found = read_json_if_there(run / "result.json", Result)
-        found = distributed.same_everywhere(found)
-        if found is not None:
-            same_settings(run, settings, "--resume")
-            return dict(found.last)
-        if first:
+            )  # what goes on if this is interrupted
             print(printable(f"trains on a part of the training data first, to choose settings: {run}"), flush=True)
         try:
-            found = _one(kind, settings, run, device, resume=True)
+            again = previous and any(run.glob("state*.pt"))
+            result = _one(kind, settings, run, device, resume=True, previous=again)
         except TrainingError as error:
-            if distributed.active():
-                raise  # the others may not have met it
+            if distributed.active():  # the other processes may not have met it
+                raise TrainingError(
+                    f"{error} (This run is to choose settings by; rates=[] does without.)"
+                ) from None
             print(printable(str(error)))
-            return {}
+            checkpoint.write_text(run / FAILED, f"{error}\n")
+        except UserError as error:
+            if begun:
+                raise  # what is there cannot be continued
+            if first:
+                print(printable(str(error)))  # of this part of the data; of all of it the run itself will say so
         if first:
             for path in (*run.glob("*.safetensors"), *run.glob("*.pt")):  # hundreds of megabytes
                 path.unlink()
-        return dict(found.last)
+        metrics: dict[str, float] = distributed.same_everywhere({} if result is None else dict(result.last))
+        return metrics
 
     return train
 
@@ -193,7 +214,8 @@ def _one(
             print(printable(line))
         if config.evaluate_every == "auto" and trainer.evaluate_every > 1:
             print(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
-        checkpoint.write_text(folder / "data.json", json.dumps(task.describe(), indent=1))
+        described_data = task.describe() | {"chosen": list(chosen)}
+        checkpoint.write_text(folder / "data.json", json.dumps(described_data, indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
         described = machine.describe(device)
         if resume and (folder / "machine.json").is_file():
@@ -221,8 +243,7 @@ def same_settings(folder: Path, config: Any, option: str) -> None:
     """Refuse to resume with other settings than the run began with; the error names what differs."""
     before = flat(recipes.load(str(folder))[1].model_dump(mode="json"))
     now = flat(config.model_dump(mode="json"))
-    free = _FREE | ({"optim.lr"} if now.get("rates") else set())  # the rate follows from those that were tried
-    changed = [k for k in sorted(before.keys() | now.keys()) if k not in free and before.get(k) != now.get(k)]
+    changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
     if changed:
         differences = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
         raise UserError(f"{option}: {folder} was started with other settings: {differences}")

@@ -191,12 +191,11 @@ def _place(loc: tuple[str | int, ...], config: type[Section]) -> list[str]:
 
 def _section_words(key: str, section: type[Section]) -> str:
     """What can be given for a whole section: a name if it has one, or settings."""
-    settings = [name for name in section.model_fields if name != "name"]
-    example = f"settings of its own, as {key}.{settings[0] if settings else 'NAME'}=..."
-    if "name" not in section.model_fields:
-        return example
-    choices = get_args(section.model_fields["name"].annotation)
-    return f"{' or '.join(choices) if choices else 'a name (rankgrad ls)'}, or {example}"
+    names, fields = [], dict(section.model_fields)
+    if (name := fields.pop("name", None)) is not None:
+        choices = get_args(name.annotation) if get_origin(name.annotation) is Literal else ()
+        names = [*choices] or ["a name (rankgrad ls)"]
+    return " or ".join([*names, *(f"settings of its own, as {key}.{field}=..." for field in list(fields)[:1])])
 
 
 def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
@@ -219,6 +218,8 @@ def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
         return f"{key}: missing, it has no default"
     if error["type"] == "model_type":
         return f"{key}: expected {_section_words(key, sections_of(config)[key])}, received {shown(error['input'])}"
+    if error["type"] == "tuple_type":
+        return f"{key}: expected a list, as {key}=[...], received {shown(error['input'])}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if error["type"] == "value_error" and isinstance(error["input"], dict):  # settings that do not fit each other

@@ -76,6 +76,7 @@ class DataNotes(TypedDict):
     counts: NotRequired[dict[str, int]]
     #: ``told`` in the folders of older runs.
     notes: NotRequired[Annotated[list[str], Field(validation_alias=AliasChoices("notes", "told"))]]
+    chosen: NotRequired[list[str]]  #: of the notes, those on settings that were chosen by trials
     headline: NotRequired[str]
     advice: NotRequired[str]
 

@@ -91,6 +91,11 @@ class Task(ABC):
         return config, []
 
     @classmethod
+    def as_chosen(cls, config: Any, before: Any) -> Any:
+        """The settings with what was chosen for a run that goes on, from the settings saved with it."""
+        return config
+
+    @classmethod
     def located(cls, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
         """The settings saved with a checkpoint in this folder; what the run itself keeps is taken from there."""
         return settings

@@ -62,6 +62,10 @@ class Config(RetrievalConfig):
     model: Model = Model()
     rates: tuple[Positive, ...] = ()  # learning rates to try on held-out training classes first; see lr
 
+    def with_rate(self, rate: float) -> Config:
+        """These settings with a learning rate, and none to try."""
+        return self.model_copy(update={"optim": self.optim.model_copy(update={"lr": rate}), "rates": ()})
+
     @classmethod
     def upgraded(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Before 0.2 networks kept their own pooling, and saw images normalised as ImageNet's, all of one size."""

@@ -127,9 +127,15 @@ class ImageTask(RetrievalTask):
             return config, []
         cls.check(config)
         if not rates.enough(data.read(config.data).train):
-            return config, []
+            lr = config.optim.lr
+            return config.with_rate(lr), [f"lr={lr:g}: too few training images to compare rates ({rates.ENOUGH})"]
         rate, told = rates.choose(config, train)
-        return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": rate})}), [told]
+        return config.with_rate(rate), [told]
+
+    @classmethod
+    def as_chosen(cls, config: Config, before: Config) -> Config:
+        """With the learning rate of that run, instead of trying any."""
+        return config.with_rate(before.optim.lr) if config.rates else config
 
     @classmethod
     def build(cls, config: Config) -> tuple[model.Embedder, dict[str, Any]]:
