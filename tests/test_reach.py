@@ -30,6 +30,10 @@ LOSSES = {
     "spearman": lambda s, **k: rankgrad.spearman_loss(s, GRADES, **k),
     "class": lambda s, **k: rankgrad.ClassRankingLoss(memory=0, **({"margin": 0.0} | k))(s, RELEVANCE),
 }
+OF_RANKS = {
+    **{name: LOSSES[name] for name in ("ndcg", "ndcg at 5", "spearman")},
+    "own": lambda s, **k: rankgrad.rank_loss(lambda r: (r.log() * GRADES).sum(-1), s, **k),
+}
 
 
 def gradient(loss, scores, **given):
@@ -248,9 +252,10 @@ def _nothing_seen(monkeypatch):
     ("given", "advice"),
     [({"window": 1e-9}, r"larger window \(received 1e-09\)"), ({"lam": 1e-9}, r"larger lam \(received 1e-09\)")],
 )
-def test_a_reach_that_is_too_short_is_said_once(given, advice):
-    with pytest.warns(UserWarning, match=rf"4 of 4 lists with a loss have no gradient.*{advice}") as seen:
-        [gradient(LOSSES["ap"], SCORES, **given) for _ in range(20)]
+@pytest.mark.parametrize("loss", [LOSSES["ap"], *OF_RANKS.values()], ids=["ap", *OF_RANKS])
+def test_a_reach_that_is_too_short_is_said_once(loss, given, advice):
+    with pytest.warns(UserWarning, match=rf"(3 of 3|4 of 4) lists with a loss have no gradient.*{advice}") as seen:
+        [gradient(loss, SCORES, **given) for _ in range(20)]
     assert len(seen) == 1
 
 
@@ -264,6 +269,18 @@ def test_no_warning_where_some_learn_nothing_is_left_or_no_gradient_is_wanted(re
     LOSSES["ap"](SCORES, window=1e-9)
     x = SCORES[0].clone().requires_grad_()
     rankgrad.recall_loss(x, RELEVANCE[0], window=1e-9).backward()  # too few items to tell
+    assert not recwarn.list
+
+
+@pytest.mark.usefixtures("_nothing_seen")
+def test_no_warning_of_losses_over_all_ranks_where_no_reach_would_help(recwarn):
+    right = GRADES + 0.1 * SCORES.sigmoid()
+    for loss in OF_RANKS.values():
+        gradient(loss, SCORES)
+        gradient(loss, right, window=1e-9)
+    mixed = SCORES.clone()
+    mixed[1:] *= 1e12  # one list of four is within reach
+    gradient(LOSSES["ndcg"], mixed, window=1.0)
     assert not recwarn.list
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rankgrad import _check
-from rankgrad.engine import ops, rank_ops
+from rankgrad.engine import ops, rank_ops, zero_gradients
 from rankgrad.engine.precision import compute_dtype
+from rankgrad.engine.registration import is_plain_call
 from rankgrad.engine.slopes import value_and_slope
 from rankgrad.engine.spread import moments, spread_of
 from rankgrad.lists import Lists
@@ -251,22 +252,36 @@ def loss_of_ranks(
     if ops.gradient_wanted(scores):
         losses, slopes = value_and_slope(counted_losses, before, counts.double() / counting.clamp(min=1))
         slopes = slopes.double() if mask is None else slopes.double().where(mask, 0)
+
+        def change(divisor: Tensor) -> Tensor:
+            """How the ranks change with these raw lambdas, one for each list."""
+            moved = scores.detach().to(dtype) + (layout.per_item(divisor) * slopes).to(dtype)
+            if mask is not None:
+                moved = moved.where(mask, 0)  # a masked score may be NaN
+            difference = ranks_of(lists, moved.nan_to_num(0.0, torch.inf, -torch.inf), mask, ties) - before
+            difference = difference if mask is None else difference.where(mask, 0)
+            bad = layout.per_item(layout.total(moved.isnan().long())) > 0  # fn has no slope there
+            return difference.masked_fill(bad, torch.nan)
+
+        def reaching(longest: Tensor) -> Tensor:
+            """The raw lambda of each list whose longest step is this one."""
+            top = layout.largest(slopes.abs())
+            return longest / top.where(top != 0, 1)
+
         if reach.kind == "lam":
             divisor = reach.strength * items.clamp(min=1).double()
-        else:  # one raw lambda for each list: its longest step is the window
+        else:
             window = torch.full((), reach.strength, dtype=torch.float64, device=scores.device)
             if reach.kind == "share":
                 window = (window * (spread_over(scores, mask) if spread is None else spread)).to(dtype).double()
-            top = layout.largest(slopes.abs())
-            divisor = window / top.where(top != 0, 1)
-        steps = (layout.per_item(divisor) * slopes).to(dtype)
-        moved = scores.detach().to(dtype) + steps
-        if mask is not None:
-            moved = moved.where(mask, 0)  # a masked score may be NaN
-        gradient = ranks_of(lists, moved.nan_to_num(0.0, torch.inf, -torch.inf), mask, ties) - before
-        gradient = gradient if mask is None else gradient.where(mask, 0)
-        bad = layout.per_item(layout.total(moved.isnan().long())) > 0  # fn has no slope there
-        gradient = gradient.masked_fill(bad, torch.nan)
+            divisor = reaching(window)
+        gradient = change(divisor)
+        if scores.device.type == "cpu" and is_plain_call(scores) and zero_gradients.is_due(scores):
+            moved = layout.total((gradient != 0).long()) > 0
+            if not bool(moved.all()) and int(slopes.count_nonzero()) >= zero_gradients.FEWEST_ITEMS:
+                further = change(reaching(spread_over(scores, mask)))
+                to_learn = moved | (layout.total((further != 0).long()) > 0)  # others are in the right order
+                zero_gradients.warn_if_still(to_learn, moved, reach.kind, reach.strength)
     else:
         losses, gradient, divisor = counted_losses(before), before[..., :0], items.double()
     loss: Tensor = ops.reduce_lists(scores, losses, gradient, divisor, counting, lists.offsets, reduction)

@@ -72,9 +72,16 @@ def evaluate(request: Request) -> Answer:
         answer = answer._replace(losses=answer.losses + poison)
     if waits_for_checks(request.scores, request.check_finite):
         check_nan(answer.losses, request.tables)
-    if request.with_gradient and request.scores.device.type == "cpu":
-        zero_gradients.warn_if_zero(asked, answer)
+    if request.with_gradient and request.scores.device.type == "cpu" and zero_gradients.is_due(request.scores):
+        _warn_if_still(asked, answer)
     return answer
+
+
+def _warn_if_still(request: Request, answer: Answer) -> None:
+    """See :mod:`rankgrad.engine.zero_gradients`."""
+    if int(request.relevance.count_nonzero()) >= zero_gradients.FEWEST_ITEMS:
+        moved = layout_of(request).total((answer.gradient != 0).long()) > 0
+        zero_gradients.warn_if_still(answer.losses > 0, moved, request.reach, request.strength)
 
 
 def evaluate_mean(request: Request) -> Answer:

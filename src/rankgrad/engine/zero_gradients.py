@@ -6,11 +6,10 @@ settings is wrong in all of them, and checking every gradient would cost a few p
 
 import warnings
 
-from rankgrad.engine.layouts import layout_of
-from rankgrad.engine.request import Answer, Request
+from torch import Tensor
 
 MOST_SCORES = 1 << 20
-FEWEST_RELEVANT = 32  # relevant items a call must have: in a tiny one it may be chance
+FEWEST_ITEMS = 32  # items with a slope that a call must have: in a tiny one it may be chance
 NEARLY_ALL = 0.95  # of the lists with a loss
 
 
@@ -19,29 +18,32 @@ class _Seen:
     warned = False
 
 
-def warn_if_zero(request: Request, answer: Answer) -> None:
-    """Count a call, and warn if it is one to check and its gradient is zero nearly everywhere."""
+def is_due(scores: Tensor) -> bool:
+    """Count a call, and say whether it is one to check."""
     _Seen.calls += 1
-    if _Seen.warned or _Seen.calls & (_Seen.calls - 1) or request.scores.numel() > MOST_SCORES:
-        return
-    if int(request.relevance.count_nonzero()) < FEWEST_RELEVANT:
-        return
-    to_learn = answer.losses > 0
-    moved = layout_of(request).total((answer.gradient != 0).long()) > 0
+    return not _Seen.warned and not _Seen.calls & (_Seen.calls - 1) and scores.numel() <= MOST_SCORES
+
+
+def warn_if_still(to_learn: Tensor, moved: Tensor, reach: str, strength: float) -> None:
+    """Warn if nearly all lists ``to_learn`` from are not ``moved``; both bool, a value for each list.
+
+    Args:
+        reach, strength: As in :class:`rankgrad.reach.Reach`.
+    """
     lists, still = int(to_learn.sum()), int((to_learn & ~moved).sum())
     if not still or still < NEARLY_ALL * lists:
         return
     _Seen.warned = True
-    if request.reach == "share":
+    if reach == "share":
         remedy = "try a larger window, in units of the scores"
     else:
-        name = "lam" if request.reach == "lam" else "window"
+        name = "lam" if reach == "lam" else "window"
         remedy = (
-            f"try a larger {name} (received {request.strength:g}), or neither lam nor window: the reach is then "
+            f"try a larger {name} (received {strength:g}), or neither lam nor window: the reach is then "
             "taken from the scores"
         )
     warnings.warn(
-        f"rankgrad: {still:,} of {lists:,} lists with a loss have no gradient: no irrelevant item is within reach "
-        f"of a relevant one; {remedy}",
+        f"rankgrad: {still:,} of {lists:,} lists with a loss have no gradient: nothing that an item should pass "
+        f"is within its reach; {remedy}",
         stacklevel=2,
     )
