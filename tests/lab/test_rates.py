@@ -186,15 +186,15 @@ def test_a_rate_that_fails_is_not_chosen(tmp_path, settings, monkeypatch, capsys
     def fit(self, **options):
         fits.append(self.config.optim.lr)
         if self.config.optim.lr == 1e-3:
-            raise TrainingError("loss: nan at step 1")
+            raise TrainingError("loss: nan at step 1", "Try a lower lr.")
         return inner(self, **options)
 
     monkeypatch.setattr(Trainer, "fit", fit)
     folder, _ = run.run("folder", settings, out=str(tmp_path / "a"))
     assert recipes.load(str(folder))[1].optim.lr == 1e-4
     out = capsys.readouterr().out
-    assert "loss: nan at step 1" in out and "0.001: failed" in out and fits == [1e-4, 1e-3, 1e-4]
-    assert "nan" in (folder / run.TRIALS / "lr-0.001" / run.FAILED).read_text()
+    assert "lr-0.001: loss: nan at step 1\n" in out and "0.001: failed" in out and fits == [1e-4, 1e-3, 1e-4]
+    assert (folder / run.TRIALS / "lr-0.001" / run.FAILED).read_text() == "loss: nan at step 1\n"
     (folder / "config.yaml").unlink()  # interrupted between the trials and the run
     run.run("folder", settings, out=str(folder), resume=True)
     assert fits[3:] == [1e-4]  # what failed is not tried again
@@ -222,3 +222,9 @@ def test_a_part_of_the_data_that_cannot_be_judged_on(tmp_path, settings, capsys)
     folder, _ = run.run("folder", given, out=str(tmp_path / "a"))
     assert capsys.readouterr().out.count("expected classes with two test items at least, found none") == 2
     assert recipes.load(str(folder))[1].optim.lr == 1e-4
+
+
+def test_a_wrong_setting_is_said_once_before_anything_is_trained(tmp_path, settings, capsys):
+    with pytest.raises(UserError, match=r"^model\.weights: .*nowhere"):
+        run.run("folder", [*settings, f"weights={tmp_path}/nowhere.safetensors"], out=str(tmp_path / "a"))
+    assert not list((tmp_path / "a").rglob("steps.csv")) and "nowhere" not in capsys.readouterr().out

@@ -354,4 +354,6 @@ def test_a_network_that_breaks_between_loss_and_evaluation(tmp_path, model, monk
     monkeypatch.setattr(TextEmbedder, "forward", lambda self, texts: torch.full((len(texts), 8), torch.nan))
     path = MAKE[kind](tmp_path / "data.csv")
     told = cli("train", "text", "--data", path, f"model={model}", *SMALL, "--out", tmp_path / "run")
-    assert told.endswith("the network produced NaN or infinite embeddings")
+    assert told.endswith(
+        "the network produced NaN or infinite embeddings. Try a lower lr, optim.clip, or precision=fp32."
+    )

@@ -195,7 +195,9 @@ def measure(network: nn.Module, queries: Queries, config: Config) -> dict[str, f
     """NDCG@k, MAP and MRR in percent, mean over the queries with something relevant."""
     scores = score(network, queries)
     if not bool(scores.isfinite().all()):
-        raise TrainingError("the network produced scores that are NaN or infinite; try a lower lr or optim.clip")
+        raise TrainingError(
+            "the network produced scores that are NaN or infinite", "Try a lower lr or optim.clip."
+        )
     return figures(scores, queries, config)
 
 

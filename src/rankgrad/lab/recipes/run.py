@@ -19,7 +19,7 @@ from rankgrad.lab import callbacks, recipes
 from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.config import flat
-from rankgrad.lab.training.errors import TrainingError, UserError, printable
+from rankgrad.lab.training.errors import DataError, TrainingError, UserError, printable
 from rankgrad.lab.training.log import read_table
 from rankgrad.lab.training.loop import Trainer
 from rankgrad.lab.training.run_files import (
@@ -174,15 +174,13 @@ def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *
         except TrainingError as error:
             if distributed.active():  # the other processes may not have met it
                 raise TrainingError(
-                    f"{error} (This run is to choose settings by; rates=[] does without.)"
+                    error.what, f"This run is to choose settings by ({run}); rates=[] does without."
                 ) from None
-            print(printable(str(error)))
-            checkpoint.write_text(run / FAILED, f"{error}\n")
-        except UserError as error:
-            if begun:
-                raise  # what is there cannot be continued
+            print(printable(f"{run}: {error.what}"))
+            checkpoint.write_text(run / FAILED, f"{error.what}\n")
+        except DataError as error:  # of this part of the data; of all of it the run itself will say so
             if first:
-                print(printable(str(error)))  # of this part of the data; of all of it the run itself will say so
+                print(printable(f"{run}: {error}"))
         if first:
             for path in (*run.glob("*.safetensors"), *run.glob("*.pt")):  # hundreds of megabytes
                 path.unlink()

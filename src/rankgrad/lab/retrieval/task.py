@@ -17,7 +17,7 @@ from rankgrad.lab.retrieval.config import SCRATCH_LR
 from rankgrad.lab.retrieval.source import Draw, Source, Sources
 from rankgrad.lab.training import log, optim
 from rankgrad.lab.training.checkpoint import Checkpoint
-from rankgrad.lab.training.errors import TrainingError, UserError
+from rankgrad.lab.training.errors import DataError, TrainingError, UserError
 from rankgrad.lab.training.task import Task, check_batch_size
 from rankgrad.metrics import RetrievalMetrics, retrieval_metrics
 
@@ -93,13 +93,13 @@ class RetrievalTask(Task):
         labels = train.items.labels
         if train.items.classes() < 2 or int(labels.bincount().max()) < 2:
             found = f"{len(labels):,} {self.item} of {train.items.classes():,} classes"
-            raise UserError(
+            raise DataError(
                 f"--data: expected classes to train on, two at least, and two {self.item} of one; found "
                 f"{found}{self._other_split()}"
             )
         tested = self.query.items
         if self.gallery is None and tested.class_names and len(tested.alone()) == tested.classes():
-            raise UserError(_NOTHING_TO_FIND)
+            raise DataError(_NOTHING_TO_FIND)
         self.batch, fitted = batches.fitted(config.batch, train.items, distributed.count())
         check_batch_size(self.batch.size)
         self.sampler = batches.sampler_of(self.batch, train.items, config.seed)
@@ -266,7 +266,8 @@ class RetrievalTask(Task):
         try:
             return Evaluation(*cls.measure(queries, gallery, sources, config), queries, gallery)
         except NotANumberError as error:
-            raise TrainingError(f"{error}: the network produced NaN or infinite embeddings") from None
+            what = f"{error}: the network produced NaN or infinite embeddings"
+            raise TrainingError(what, "Try a lower lr, optim.clip, or precision=fp32.") from None
 
     @classmethod
     def measure(

@@ -87,8 +87,9 @@ class Watch:
         return TrainingError(
             f"loss: the embeddings collapsed at step {row['step']:.0f} (epoch {row['epoch']:.0f}, learning rate "
             f"{row['lr']:.3g}): all items get nearly the same one, the spread of a batch fell from "
-            f"{self.largest:.3f} to {now:.4f}. Training stopped. Try a lower lr, head_epochs=2, optim.warmup=100, "
-            "optim.clip=1, or the loss without memory."
+            f"{self.largest:.3f} to {now:.4f}",
+            "Training stopped. Try a lower lr, head_epochs=2, optim.warmup=100, optim.clip=1, or the loss without "
+            "memory.",
         )
 
     def _no_gradient(self, row: Mapping[str, float]) -> str:

@@ -18,8 +18,21 @@ class UserError(ValueError):
         self.status = status
 
 
+class DataError(UserError):
+    """The data do not have what a run needs, such as two classes; found before anything is trained."""
+
+
 class TrainingError(UserError):
-    """Training went wrong and would again: a loss or embeddings that are not finite, embeddings that collapsed."""
+    """Training went wrong and would again: a loss or embeddings that are not finite, embeddings that collapsed.
+
+    Args:
+        what: What went wrong.
+        advice: What there is to go on from, and what to try.
+    """
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}. {advice}")
+        self.what = what
 
 
 class Interrupted(KeyboardInterrupt):

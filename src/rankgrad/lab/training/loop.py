@@ -230,10 +230,10 @@ class Trainer:
 
     def _not_finite(self, loss: float, step: int, rate: float) -> TrainingError:
         epoch = (step - 1) // self.task.steps_per_epoch + 1
-        kept = f"the checkpoint before it is {self.state_file}" if self.state_file.is_file() else "no checkpoint"
+        kept = f"The checkpoint before it is {self.state_file}" if self.state_file.is_file() else "No checkpoint"
         return TrainingError(
-            f"loss: {loss} at step {step} (epoch {epoch}, learning rate {rate:.3g}), training stopped; {kept}. "
-            "Try a lower lr, optim.clip, or precision=fp32."
+            f"loss: {loss} at step {step} (epoch {epoch}, learning rate {rate:.3g}), training stopped",
+            f"{kept}. Try a lower lr, optim.clip, or precision=fp32.",
         )
 
     def _evaluate(self, bar: log.Progress, stop: signals.Stop) -> None:
