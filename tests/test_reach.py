@@ -285,6 +285,20 @@ def test_no_warning_of_losses_over_all_ranks_where_no_reach_would_help(recwarn):
 
 
 @pytest.mark.usefixtures("_nothing_seen")
+@pytest.mark.parametrize("weight", [torch.ones(3), lambda c: c.clamp(max=3.0)], ids=["given", "callable"])
+def test_no_warning_of_a_weight_that_is_flat_where_items_stand(weight, recwarn):
+    """Ten items behind twenty others: with weights for three ranks no reach would help."""
+    scores, relevance = torch.linspace(1, 0, 30).repeat(4, 1), torch.arange(30).repeat(4, 1) >= 20
+    value, grad = gradient(lambda s: rankgrad.recall_loss(s, relevance, weight=weight, window=9.0), scores)
+    assert value > 0 and not grad.any() and not recwarn.list
+    near = scores.clone()
+    near[:, 20] = 0.95  # behind two others: too far for this window
+    zero_gradients._Seen.calls = 0
+    with pytest.warns(UserWarning, match=r"4 of 4 lists with a loss have no gradient.*larger window"):
+        gradient(lambda s: rankgrad.recall_loss(s, relevance, weight=weight, window=1e-9), near)
+
+
+@pytest.mark.usefixtures("_nothing_seen")
 def test_groups_without_gradient():
     groups = torch.arange(120) % 4
     x = SCORES.flatten().requires_grad_()

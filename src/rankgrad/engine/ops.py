@@ -14,6 +14,7 @@ from torch import Tensor
 from rankgrad import _check
 from rankgrad.engine import cuda, zero_gradients
 from rankgrad.engine.dispatch import engine_for, has_triton
+from rankgrad.engine.forms import terms
 from rankgrad.engine.layouts import Ragged, Rows, layout_of
 from rankgrad.engine.precision import compute_dtype, count_dtype
 from rankgrad.engine.registration import (
@@ -80,8 +81,13 @@ def evaluate(request: Request) -> Answer:
 def _warn_if_still(request: Request, answer: Answer) -> None:
     """See :mod:`rankgrad.engine.zero_gradients`."""
     if int(request.relevance.count_nonzero()) >= zero_gradients.FEWEST_ITEMS:
-        moved = layout_of(request).total((answer.gradient != 0).long()) > 0
-        zero_gradients.warn_if_still(answer.losses > 0, moved, request.reach, request.strength)
+        layout, to_learn = layout_of(request), answer.losses > 0
+        if request.tables is not None:  # a weight may be flat where a list's items stand: no reach would help
+            above = engine_for(request).standings(request)[0]  # 0 of all but relevant items
+            sloped = (above > 0) & (terms(request.form, request.tables, above, above)[1] != 0)
+            to_learn &= layout.total(sloped.long()) > 0
+        moved = layout.total((answer.gradient != 0).long()) > 0
+        zero_gradients.warn_if_still(to_learn, moved, request.reach, request.strength)
 
 
 def evaluate_mean(request: Request) -> Answer:
