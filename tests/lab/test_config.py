@@ -72,6 +72,15 @@ def test_overrides():
     assert config.miner.arguments() == {"margin": 0.2}
 
 
+@pytest.mark.parametrize("name", ["optim", "optim.name"])
+def test_what_is_given_with_a_name_counts_on_either_side_of_it(name):
+    pairs = (["lr=0.05", "optim.momentum=0.8"], [f"{name}=sgd"]), (["loss.margin=0.3"], ["loss=ap"])
+    for arguments, names in pairs:
+        assert recipes.load("cub", [*arguments, *names]) == recipes.load("cub", [*names, *arguments])
+    _, config = recipes.load("cub", ["lr=0.05", f"{name}=sgd", "loss.margin=0.3", "loss=ap"])
+    assert (config.optim.lr, config.loss.arguments()) == (0.05, {"margin": 0.3})
+
+
 def test_settings_survive_saving(tmp_path):
     _, config = recipes.load("inshop", ["lr=1.5e-7"])
     (tmp_path / "config.yaml").write_text(recipes.dump(config))

@@ -14,7 +14,7 @@ from yaml.composer import ComposerError
 
 from rankgrad.lab.tasks import TASKS, task_class
 from rankgrad.lab.training.checkpoint import Checkpoint, load_weights
-from rankgrad.lab.training.config import RunConfig, chosen, nearest, override, shown, validated
+from rankgrad.lab.training.config import RunConfig, chosen, nearest, override, sections_of, shown, validated
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reading import size_of
 from rankgrad.lab.training.task import Task
@@ -132,11 +132,17 @@ def checked(
     task = task_of(settings)
     if saved:
         settings = task.config_class.upgraded(settings)
+    given = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UserError(f"{text}: expected key=value")
-        override(settings, key, parse(key, value), task.config_class)
+        given.append((key, parse(key, value)))
+    sections = sections_of(task.config_class)
+    # Names first: a new one clears what its section had, but not what is given with it, in whatever order.
+    given.sort(key=lambda one: one[0] not in sections and not one[0].endswith(".name"))
+    for key, value in given:
+        override(settings, key, value, task.config_class)
     return task, validated(settings, task.config_class)
 
 
