@@ -141,3 +141,24 @@ def test_half_precision_is_ranked_as_float32():
     half = logits.detach().bfloat16()
     value = RegionLoss(memory=0)(half, labels)
     assert value.dtype == torch.float32 and torch.equal(value, RegionLoss(memory=0)(half.float(), labels))
+
+
+@pytest.mark.parametrize("cross_entropy", [0.0, 1.0])
+@pytest.mark.parametrize("label", [-1, 1 + CLASSES])
+def test_a_label_of_no_class_is_named_and_not_remembered(cross_entropy, label):
+    """Without cross entropy it was taken for background."""
+    logits, labels = case()
+    labels[3] = label
+    loss = RegionLoss(memory=2, cross_entropy=cross_entropy)
+    with pytest.raises(
+        ValueError, match=rf"^labels: expected 0 to {CLASSES} \(num_classes - 1\), received {label} "
+    ):
+        loss(logits, labels)
+    assert loss.ranking.memory.rows == 0
+    assert loss(logits, labels, torch.arange(len(labels)) != 3).isfinite()  # of a region that does not exist
+
+
+@pytest.mark.parametrize("mask", [torch.ones(40), torch.ones(3, dtype=torch.bool)])
+def test_a_mask_that_does_not_fit_is_named(mask):
+    with pytest.raises((TypeError, ValueError), match=r"^mask: expected a "):
+        RegionLoss(memory=0)(*case(), mask)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankgrad import _check
+from rankgrad.engine.label_check import unknown_labels
 from rankgrad.engine.precision import without_autocast
 from rankgrad.losses import ClassRankingLoss
 from rankgrad.reach import Margin
@@ -161,11 +162,14 @@ class RegionLoss(nn.Module):
 
         Args:
             class_logits: ``[regions, 1 + classes]``, background first.
-            labels: ``[regions]`` int64; 0 is background.
+            labels: ``[regions]`` int64; 0 is background. One beyond the classes is an error on the CPU.
             mask: ``[regions]`` bool; False = this region does not exist.
         """
         class_logits = _check.floating("class_logits", class_logits, ndim=2)
         _check.per_row("labels", labels, "class_logits", class_logits)
+        mask = _check.mask(mask, labels)
+        if labels.device.type == "cpu":
+            unknown_labels(labels if mask is None else labels.where(mask, 0), class_logits.shape[1])
         with without_autocast(class_logits.device.type):
             logits = class_logits if class_logits.dtype == torch.float64 else class_logits.float()
             classes = torch.arange(1, logits.shape[1], device=logits.device)
