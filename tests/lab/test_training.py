@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -228,6 +229,12 @@ def test_of_equal_evaluations_the_best_is_the_last(tmp_path, monkeypatch, capsys
     assert result.best["epoch"] == 0
     (line,) = run.below_start(folder, [result])
     assert line == "best.safetensors is the network before training; the trained one is last.safetensors"
+    better = replace(result, best=result.last)
+    (line,) = run.below_start(folder, [better, result])  # of several seeds
+    assert line.startswith("best.safetensors of run 2 of 2 is the network before training")
+    worse = replace(better, last=better.last | {"R@1": 90.0})
+    (line,) = run.below_start(folder, [worse, better])
+    assert line.startswith("run 1 of 2 ended below its start: R@1 95.0 before training, 90.0 after it; ")
 
 
 def test_nan_embeddings_stop_the_run(tmp_path):

@@ -265,12 +265,16 @@ def below_start(folder: Path, results: Sequence[Result]) -> list[str]:
     notes = data_notes(folder)
     metric, advice = notes.get("headline", ""), notes.get("advice", "try a lower lr")
     lines = []
-    for result in results:
+    for number, result in enumerate(results, 1):
+        which = "this run" if len(results) == 1 else f"run {number} of {len(results)}"
         if result.best.get("step") == 0 < result.last.get("step", 0):
-            lines.append("best.safetensors is the network before training; the trained one is last.safetensors")
+            of = "" if len(results) == 1 else f" of {which}"
+            lines.append(
+                f"best.safetensors{of} is the network before training; the trained one is last.safetensors"
+            )
         if metric in result.first and result.last[metric] < result.first[metric]:
             values = f"{metric} {result.first[metric]:.1f} before training, {result.last[metric]:.1f} after it"
-            lines.append(f"this run ended below its start: {values}; {advice}")
+            lines.append(f"{which} ended below its start: {values}; {advice}")
     return lines
 
 
