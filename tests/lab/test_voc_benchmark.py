@@ -86,17 +86,18 @@ def test_settings_are_chosen_on_val_in_a_folder_of_their_own(tmp_path, monkeypat
 
 
 def test_settings_that_a_row_would_undo(tmp_path, monkeypatch):
-    """A row chooses its loss, and what was said of the loss before is gone."""
+    """What is given for all rows applies to them; what a row sets itself would be lost without a word."""
     monkeypatch.chdir(tmp_path)
     asked = []
     monkeypatch.setattr(voc.side_by_side, "train", lambda jobs, **how: asked.extend(jobs))
     arguments = ["voc.py", "--data", "D", "--rows", "^CE . 0.3 log_ap$"]
-    monkeypatch.setattr(sys, "argv", [*arguments, "lr=0.03"])
+    monkeypatch.setattr(sys, "argv", [*arguments, "lr=0.03", "loss.margin=3"])
     voc.main()
-    assert recipes.load("voc07", asked[0].settings)[1].optim.lr == 0.03
-    monkeypatch.setattr(sys, "argv", [*arguments, "loss.margin=3"])
+    config = recipes.load("voc07", asked[0].settings)[1]
+    assert (config.optim.lr, config.loss.margin) == (0.03, 3)
+    monkeypatch.setattr(sys, "argv", [*arguments, "loss.ranking_weight=3"])
     with pytest.raises(
-        UserError, match=r"^settings: expected what no row sets .* received loss\.margin=3; see row"
+        UserError, match=r"^settings: expected what no row sets .* received loss\.ranking_weight=3; see row"
     ):
         voc.main()
 
