@@ -1,7 +1,10 @@
 """A learning rate that is chosen on held-out training classes, before the run that it is for."""
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,8 +12,8 @@ from safetensors.torch import save_file
 
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
-from rankgrad.lab.retrieval.images import model, rates
-from rankgrad.lab.retrieval.splits import by_classes
+from rankgrad.lab.retrieval.images import data, model, rates
+from rankgrad.lab.retrieval.splits import Items, by_classes
 from rankgrad.lab.training.errors import TrainingError, UserError
 from rankgrad.lab.training.loop import Trainer
 
@@ -48,6 +51,15 @@ def test_the_first_rate_that_the_next_does_not_beat(scores, best, tried):
     assert rate == best and asked == ["lr-3e-05", "lr-0.0001", "lr-0.0003"][:tried]
     assert told.startswith(f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R at 3e-05: ")
     assert told.count("failed") == scores[:tried].count(None)
+    assert told.endswith("; a lower one was not tried") == (best == 3e-5)
+    assert told.endswith("; a higher one was not tried") == (best == 3e-4)
+
+
+def test_where_all_rates_fail():
+    config = recipes.load("folder", ["data.root=x"])[1]
+    rate, told = rates.choose(config, lambda name, settings: {})
+    assert rate == 3e-5
+    assert told == "lr=3e-05: rates could not be compared, training failed with each of 2"
 
 
 def test_trials_differ_from_the_run_in_rate_and_classes_alone():
@@ -105,8 +117,12 @@ def test_a_run_with_its_trials(tmp_path, settings, capsys):
     best = 1e-3 if second >= first + 1 else 1e-4
     told = f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R at 0.0001: "
     out = capsys.readouterr().out
-    assert told in out and out.count("trains on a part of the training data first") == 2
-    assert told in (folder / "report.html").read_text()
+    assert told in out and out.count("to choose settings, on a part of the training data: ") == 2
+    assert "compares lr=0.0001 and 0.001 on held-out training classes first. " in out
+    assert out.count("72/72") == 1  # images are read once, and notes told once
+    assert out.count("trains on 36 images") == 1
+    report = (folder / "report.html").read_text()
+    assert told in report and ", after trials of " in report
     assert recipes.load(str(folder))[1].optim.lr == best
     plain, _ = run.run("folder", [*settings, f"lr={best}", "rates=[]"], out=str(tmp_path / "b"))
     assert rows(plain) == rows(folder) and same_weights(plain / "last.safetensors", folder / "last.safetensors")
@@ -115,7 +131,7 @@ def test_a_run_with_its_trials(tmp_path, settings, capsys):
     for name, given in (("folder", settings), (str(folder), [])):  # once more: what was chosen stays, and is told
         _, more = run.run(name, given, out=str(folder), resume=True)
         out = capsys.readouterr().out
-        assert more[0].last == results[0].last and told in out and "trains on a part" not in out
+        assert more[0].last == results[0].last and told in out and "compares lr" not in out
         assert told in (folder / "report.html").read_text()
     with pytest.raises(UserError, match=r"^--resume: .*a was started with other settings: epochs was 2, now 3$"):
         run.run("folder", [*settings, "epochs=3"], out=str(folder), resume=True)
@@ -200,6 +216,58 @@ def test_a_rate_that_fails_is_not_chosen(tmp_path, settings, monkeypatch, capsys
     assert fits[3:] == [1e-4]  # what failed is not tried again
 
 
+def test_a_trial_is_a_run_on_held_out_classes(tmp_path, settings):
+    """Its images are rows of those that were read for the run: the same as if they had been read for it."""
+    folder, _ = run.run("folder", settings, out=str(tmp_path / "a"))
+    trial = folder / run.TRIALS / "lr-0.0001"
+    given = ["rates=[]", "lr=1e-4", "data.hold_out=0.5", "evaluate_first=false", "evaluate_every=2"]
+    plain, _ = run.run("folder", [*settings, *given], out=str(tmp_path / "b"))
+    assert rows(plain) == rows(trial)
+    assert (plain / "data.json").read_text() == (trial / "data.json").read_text()
+    for cache in ("none", "device"):
+        other, _ = run.run("folder", [*settings, f"cache={cache}"], out=str(tmp_path / cache))
+        assert rows(other / run.TRIALS / "lr-0.0001") == rows(trial)
+
+
+def test_broken_images_to_test_on_are_reported_before_the_trials(tmp_path, settings, capsys):
+    root = images.folder_set(tmp_path / "broken", classes=12)
+    config = recipes.load("folder", [*settings, f"data.root={root}"])[1]
+    tested = data.read(config.data).query.sources[0]
+    tested.write_bytes(tested.read_bytes()[:60])
+    given = [*settings, f"data.root={root}"]
+    with pytest.raises(UserError, match=r"^--data: 1 of 72 images cannot be read: .*data\.broken=skip leaves"):
+        run.run("folder", given, out=str(tmp_path / "a"))
+    assert not list((tmp_path / "a").rglob("steps.csv")) and "compares" not in capsys.readouterr().out
+    folder, _ = run.run("folder", [*given, "broken=skip"], out=str(tmp_path / "a"), resume=True)
+    assert "1 of 72" not in capsys.readouterr().err and len(list((folder / run.TRIALS).glob("lr-*"))) == 2
+
+
+def test_classes_of_one_image_are_not_counted(monkeypatch):
+    items = Items(list("abcdefg"), torch.tensor([0, 0, 1, 1, 1, 2, 3]), None, list("abcdefg"))
+    for least, classes, expected in ((5, 2, True), (6, 2, False), (5, 3, False)):
+        monkeypatch.setattr(rates, "FEWEST_ITEMS", least)
+        monkeypatch.setattr(rates, "FEWEST_CLASSES", classes)
+        assert rates.enough(items) is expected
+
+
+@pytest.mark.slow
+def test_two_processes_whose_second_rate_fails(tmp_path, settings):
+    """All end, for one of them may not have met the failure; the run goes on without that rate."""
+    few = "from rankgrad.lab.retrieval.images import rates; rates.FEWEST_ITEMS, rates.FEWEST_CLASSES = 20, 4"
+    call = "import sys; from rankgrad.lab.cli import main; main(sys.argv[1:])"
+    (tmp_path / "few.py").write_text(f"{few}\n{call}\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += [str(tmp_path / "few.py"), "train", "folder", *settings, "rates=[1e-4,1e18]"]
+    command += ["--out", str(tmp_path / "a"), "--resume"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    first, second = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120) for _ in range(2)
+    )
+    assert first.returncode != 0 and "--resume goes on with the other ones" in first.stderr, first.stderr
+    assert second.returncode == 0 and "1e+18: failed" in second.stdout, second.stderr
+    assert recipes.load(str(tmp_path / "a"))[1].optim.lr == 1e-4
+
+
 def test_few_images_train_at_once(tmp_path, settings, monkeypatch):
     for name, number in (("FEWEST_ITEMS", 37), ("FEWEST_CLASSES", 7)):  # six classes of six images to train on
         with monkeypatch.context() as patch:
@@ -212,11 +280,11 @@ def test_few_images_train_at_once(tmp_path, settings, monkeypatch):
 def test_a_part_of_the_data_that_cannot_be_judged_on(tmp_path, settings, capsys):
     """Held-out classes of one image each: the run itself has enough, and begins with the first rate."""
     root = tmp_path / "ones"
-    for label in range(24):
+    for label in range(25):
         for number in range(1 if label < 20 else 4):
             images.image(root / "train" / f"c{label:02d}" / f"{number}.png", label, number)
         images.image(root / "test" / f"d{label // 2}" / f"{label}.png", label, 0)
-    labels = torch.tensor([*range(20), *(label for label in range(20, 24) for _ in range(4))])
+    labels = torch.tensor([*range(20), *(label for label in range(20, 25) for _ in range(4))])
     seed = next(s for s in range(1000) if int(labels[by_classes(labels, rates.HELD_OUT, s)[1]].max()) < 20)
     given = [*settings, f"data.root={root}", f"split_seed={seed}"]
     folder, _ = run.run("folder", given, out=str(tmp_path / "a"))

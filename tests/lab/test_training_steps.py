@@ -124,12 +124,15 @@ def test_what_is_compiled_is_recorded_in_one_process(tmp_path, monkeypatch, seve
     task.same_shapes = False  # as a detector's
     Trainer(task, config, tmp_path, torch.device("cpu"))
     assert not torch.backends.cudnn.benchmark
-    monkeypatch.setattr(torch, "compile", lambda network, mode: (network, mode))
+    monkeypatch.setattr(torch, "compile", lambda network, mode, dynamic: (network, mode, dynamic))
     assert trainer._wrapped() is task.network  # on a CPU nothing is compiled
     trainer.device = torch.device("cuda")
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda network, device_ids: network)
     monkeypatch.setattr(distributed, "active", lambda: several)
-    assert trainer._wrapped() == (task.network, None if several else "reduce-overhead")
+    mode = None if several else "reduce-overhead"
+    assert trainer._wrapped() == (task.network, mode, None)
+    task.same_shapes = True
+    assert trainer._wrapped() == (task.network, mode, False)
     trainer.config = recipes.load("digits", SHORT)[1]
     assert trainer._wrapped() is task.network  # nor what is not asked for
 

@@ -70,7 +70,7 @@ def train(
 def _tell(folder: Path, results: list[Result]) -> None:
     """What came out of a run, or of one with each seed."""
     from rankgrad.lab.recipes import run
-    from rankgrad.lab.training import log, machine
+    from rankgrad.lab.training import log
 
     if len(results) > 1:
         names = log.labels(results[0].best)
@@ -79,7 +79,7 @@ def _tell(folder: Path, results: list[Result]) -> None:
     else:
         (result,) = results
         _OUT.print(f"best  {log.in_words(result.best)}  (epoch {result.best['epoch']:.0f}{run.chosen_by(folder)})")
-        _OUT.print(f"last  {log.in_words(result.last)}  in {machine.duration(result.seconds)}")
+        _OUT.print(f"last  {log.in_words(result.last)}  in {run.time_of(folder, result)}")
         _OUT.print(f"training speed without evaluations: {result.speed:,.0f} items/s")
     _OUT.print(printable(f"report: {folder / 'report.html'}"), markup=False)
     for line in run.below_start(folder, results):

@@ -128,17 +128,17 @@ def run(
     if seeds == 1 and resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
         raise UserError(f"--resume: {folder} was started with --seeds: give the same --seeds again")
     begun = [*folder.glob("config.yaml"), *folder.glob("seed-*/config.yaml")]
-    if resume and begun:  # what was chosen stays
-        config = task.as_chosen(config, recipes.load(str(begun[0].parent))[1])
-        chosen = data_notes(folder).get("chosen", [])
-    else:
-        with reuse.shared():
-            config, chosen = task.chosen(config, _trials(task, config, folder, device, previous=previous))
-        previous = previous and not (folder / TRIALS).is_dir()  # it was that of a trial
-    if seeds == 1:
-        return folder, [_one(task, config, folder, device, resume=resume, previous=previous, chosen=chosen)]
-    results = []
-    with reuse.shared():
+    with reuse.shared():  # the trials and all seeds read their data once
+        if resume and begun:  # what was chosen stays
+            config = task.as_chosen(config, recipes.load(str(begun[0].parent))[1])
+            chosen = data_notes(folder).get("chosen", [])
+        else:
+            trials = _trials(task, config, folder, device, previous=previous)
+            config, chosen = task.chosen(config, device, trials)
+            previous = previous and not (folder / TRIALS).is_dir()  # it was that of a trial
+        if seeds == 1:
+            return folder, [_one(task, config, folder, device, resume=resume, previous=previous, chosen=chosen)]
+        results = []
         for seed in range(config.seed, config.seed + seeds):
             seeded = config.model_copy(update={"seed": seed})
             results.append(_one(task, seeded, folder / f"seed-{seed}", device, resume=resume, chosen=chosen))
@@ -167,17 +167,17 @@ def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *
             checkpoint.write_text(
                 place / "config.yaml", recipes.dump(config)
             )  # what goes on if this is interrupted
-            print(printable(f"trains on a part of the training data first, to choose settings: {run}"), flush=True)
+            print(printable(f"to choose settings, on a part of the training data: {run}"), flush=True)
         try:
             again = previous and any(run.glob("state*.pt"))
-            result = _one(kind, settings, run, device, resume=True, previous=again)
+            result = _one(kind, settings, run, device, resume=True, previous=again, told=False)
         except TrainingError as error:
+            if first:
+                checkpoint.write_text(run / FAILED, f"{error.what}\n")
             if distributed.active():  # the other processes may not have met it
-                raise TrainingError(
-                    error.what, f"This run is to choose settings by ({run}); rates=[] does without."
-                ) from None
+                what = f"{error.what}, in a run to choose settings by ({run})"
+                raise TrainingError(what, "--resume goes on with the other ones.") from None
             print(printable(f"{run}: {error.what}"))
-            checkpoint.write_text(run / FAILED, f"{error.what}\n")
         except DataError as error:  # of this part of the data; of all of it the run itself will say so
             if first:
                 print(printable(f"{run}: {error}"))
@@ -199,7 +199,9 @@ def _one(
     resume: bool,
     previous: bool = False,
     chosen: Sequence[str] = (),
+    told: bool = True,
 ) -> Result:
+    """One training, to its end; ``told``: whether the notes on its data and settings are printed."""
     if resume and (folder / "config.yaml").is_file():
         _same_version(folder, kind)
         same_settings(folder, config, "--resume")
@@ -208,9 +210,9 @@ def _one(
     trainer = Trainer(task, config, folder, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
-        for line in task.notes:
+        for line in task.notes if told else ():
             print(printable(line))
-        if config.evaluate_every == "auto" and trainer.evaluate_every > 1:
+        if told and config.evaluate_every == "auto" and trainer.evaluate_every > 1:
             print(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
         described_data = task.describe() | {"chosen": list(chosen)}
         checkpoint.write_text(folder / "data.json", json.dumps(described_data, indent=1))
@@ -311,10 +313,17 @@ def _unfinished(steps: Sequence[Mapping[str, float]]) -> str:
     return f"This run is not finished: it was interrupted, or is still training. {last}; --resume continues it."
 
 
-def _time(result: Result | None) -> dict[str, str]:
+def time_of(folder: Path, result: Result) -> str:
+    """How long a run took."""
+    trials = [read_json_if_there(path, Result) for path in folder.glob(f"{TRIALS}/*/result.json")]
+    before = sum(trial.seconds for trial in trials if trial is not None)
+    return machine.duration(result.seconds) + (f", after trials of {machine.duration(before)}" if before else "")
+
+
+def _time(folder: Path, result: Result | None) -> dict[str, str]:
     if result is None:
         return {"time": "not finished"}
-    return {"time": machine.duration(result.seconds), "speed": f"{result.speed:,.0f} items/s in training"}
+    return {"time": time_of(folder, result), "speed": f"{result.speed:,.0f} items/s in training"}
 
 
 def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
@@ -350,6 +359,6 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
         settings=flat(config.model_dump(mode="json")),
         steps=steps,
         evaluations=read_table(folder / "evaluations.csv", ("step", "epoch")),
-        machine={**described, **_time(result)},
+        machine={**described, **_time(folder, result)},
         sections=[first, *others],
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 #: What was read inside :func:`shared`, the last of each reader; None outside, where files may change in between.
-_kept: dict[Callable[..., Any], tuple[Hashable, Any]] | None = None
+_kept: dict[ReadOnce[..., Any], tuple[Hashable, Any]] | None = None
 
 
 @contextmanager
@@ -28,18 +28,34 @@ def shared() -> Iterator[None]:
         _kept = None
 
 
-def read_once(reader: Callable[P, T]) -> Callable[P, T]:
+class ReadOnce(Generic[P, T]):
     """A reader whose last result is kept inside :func:`shared`; its arguments must be hashable."""
 
-    @wraps(reader)
-    def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+    def __init__(self, reader: Callable[P, T]) -> None:
+        self._reader = reader
+        update_wrapper(self, reader)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """What was read, or is read now."""
         if _kept is None:
-            return reader(*args, **kwargs)
-        key = (args, tuple(sorted(kwargs.items())))
-        if reader not in _kept or _kept[reader][0] != key:
-            _kept.pop(reader, None)  # not two data sets in memory at once
-            _kept[reader] = (key, reader(*args, **kwargs))
-        found: T = _kept[reader][1]
+            return self._reader(*args, **kwargs)
+        found = self.kept(*args, **kwargs)
+        if found is None:
+            _kept.pop(self, None)  # not two data sets in memory at once
+            found = self._reader(*args, **kwargs)
+            _kept[self] = (_key(*args, **kwargs), found)
         return found
 
-    return reading
+    def kept(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What was read with these arguments before, or None."""
+        key, found = (_kept or {}).get(self, (None, None))
+        return cast(T, found) if key == _key(*args, **kwargs) else None
+
+
+def _key(*args: Any, **kwargs: Any) -> Hashable:
+    return args, tuple(sorted(kwargs.items()))
+
+
+def read_once(reader: Callable[P, T]) -> ReadOnce[P, T]:
+    """See :class:`ReadOnce`."""
+    return ReadOnce(reader)

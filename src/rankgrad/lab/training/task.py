@@ -83,10 +83,11 @@ class Task(ABC):
         return config
 
     @classmethod
-    def chosen(cls, config: Any, train: Training) -> tuple[Any, list[str]]:
+    def chosen(cls, config: Any, device: torch.device, train: Training) -> tuple[Any, list[str]]:
         """The settings with what runs on a part of the training data choose, and lines that say so.
 
-        ``train(name, settings)`` does such a run, and returns its last evaluation: empty where it failed.
+        ``train(name, settings)`` does such a run on the device, and returns its last evaluation: empty where it
+        failed.
         """
         return config, []
 

@@ -6,6 +6,7 @@ begin, height and width of each. Batches are cut out of it on the device.
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -268,6 +269,16 @@ class Store:
 
         for begin in range(0, len(sources), _AT_A_TIME):
             yield from self._pool.map(counted, sources[begin : begin + _AT_A_TIME])
+
+    def take(self, rows: Tensor) -> Store:
+        """Some of the images, sharing the pixels and the threads."""
+        part = copy.copy(self)
+        part._ahead, part.faults = {}, []
+        part.kept, part.shapes = torch.arange(len(rows)), self.shapes[rows]
+        part._sources = [self._sources[row] for row in rows.tolist()]
+        part._names = [self._names[row] for row in rows.tolist()]
+        part.cache = None if self.cache is None else self.cache.rows(rows)
+        return part
 
     def image(self, row: int) -> Tensor:
         """One image, ``[H, W, 3]``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +86,12 @@ class ImageSource(Source):
         )
         super().__init__(items.take(self.store.kept) if self.store.faults else items, device)
         self.view = view
+
+    def take(self, rows: Tensor) -> ImageSource:
+        """Some of the images, which are not read again."""
+        part = copy.copy(self)
+        part.items, part.store = self.items.take(rows), self.store.take(rows)
+        return part
 
     def inputs(self, rows: Tensor, following: Tensor | None = None, draw: Draw | None = None) -> Tensor:
         """Random crops for training, else the centre."""

@@ -17,7 +17,7 @@ from rankgrad.lab.retrieval.images.pooling import Pool
 from rankgrad.lab.retrieval.images.source import ImageSource
 from rankgrad.lab.retrieval.images.trained import TrainedImageEmbedder
 from rankgrad.lab.retrieval.source import Sources
-from rankgrad.lab.retrieval.splits import FEW, Items
+from rankgrad.lab.retrieval.splits import FEW, Items, by_classes
 from rankgrad.lab.retrieval.task import RetrievalTask
 from rankgrad.lab.training import log
 from rankgrad.lab.training.checkpoint import Checkpoint
@@ -101,8 +101,15 @@ class ImageTask(RetrievalTask):
 
     @classmethod
     def sources(cls, config: Config, device: torch.device, *, train: bool) -> Sources:
-        """Images as the backbone expects them."""
-        return read_sources(config.data, config.view, device, train=train)
+        """Images as the backbone expects them; held-out classes of images that this command has read already."""
+        data = config.data
+        read = read_sources.kept(data.model_copy(update={"hold_out": 0.0}), config.view, device, train=True)
+        if not (data.hold_out and read):
+            return read_sources(data, config.view, device, train=train)
+        whole = read.train
+        assert isinstance(whole, ImageSource)
+        inside, outside = by_classes(whole.items.labels, data.hold_out, data.split_seed)
+        return Sources(whole.take(inside), whole.take(outside), None)
 
     @classmethod
     def completed(cls, config: Config) -> Config:
@@ -121,14 +128,16 @@ class ImageTask(RetrievalTask):
         return config.model_copy(update={"view": model.complete_view(view, config.model)})
 
     @classmethod
-    def chosen(cls, config: Config, train: Training) -> tuple[Config, list[str]]:
+    def chosen(cls, config: Config, device: torch.device, train: Training) -> tuple[Config, list[str]]:
         """The learning rate, where there are several to try and images enough to compare them."""
         if not config.rates:
             return config, []
-        cls.check(config)
-        if not rates.enough(data.read(config.data).train):
-            lr = config.optim.lr
+        lr = config.optim.lr
+        # All of the run is made, and its images are read, for what is wrong with it to show before the trials.
+        if not rates.enough(cls(config.with_rate(lr), device).source.items):
             return config.with_rate(lr), [f"lr={lr:g}: too few training images to compare rates ({rates.ENOUGH})"]
+        if distributed.process_index() == 0:
+            print(rates.plan(config.rates), flush=True)
         rate, told = rates.choose(config, train)
         return config.with_rate(rate), [told]
 
