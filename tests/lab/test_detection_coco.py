@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rankgrad.lab import recipes
-from rankgrad.lab.detection import coco, data
+from rankgrad.lab.detection import coco, data, model
 from rankgrad.lab.detection.config import Data
 from rankgrad.lab.detection.task import DetectionTask, _to_train_on
 from rankgrad.lab.recipes import run
@@ -77,6 +77,13 @@ def test_which_split(tmp_path):
     assert len(read(root, test="val2017").test) == 6
     with pytest.raises(UserError, match=r"expected annotations/instances_\*.json or \*/_annotations.coco.json in"):
         read(tmp_path / "voc")
+
+
+@pytest.mark.parametrize(("recipe", "what"), [("coco", "expected annotations/"), ("voc", "ImageSets/Main")])
+def test_a_wrong_layout_is_reported_before_weights_are_loaded(tmp_path, monkeypatch, recipe, what):
+    monkeypatch.setattr(model, "backbone", lambda config: pytest.fail("weights were loaded"))
+    with pytest.raises(UserError, match=rf"^--data: .*{what}"):
+        run.run(recipe, [f"data.root={tmp_path}", "device=cpu"], out=str(tmp_path / "run"))
 
 
 def _second(content, **entries):

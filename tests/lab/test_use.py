@@ -188,7 +188,9 @@ def test_detect(detector, tmp_path, capsys):
     out = tmp_path / "drawn"
     assert cli("detect", folder, files, "--out", out, "--score", 0) == 0
     told = json.loads((out / "detections.json").read_text())
-    assert len(told) == 18 and f"on 18 images in {out}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert len(told) == 18 and f"on 18 images in {out}" in said
+    assert f"has all {sum(map(len, told.values()))} boxes" in said
     path = sorted(files.iterdir())[0]
     found = load(folder).detect([path])[0]
     scores = [one["score"] for one in told[str(path)]]

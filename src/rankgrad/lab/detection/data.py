@@ -15,8 +15,19 @@ READERS = {
     "voc07": "Pascal VOC 2007, trainval -> test: DIR/VOCdevkit/VOC2007",
     "voc0712": "Pascal VOC 2007 + 2012 trainval -> 2007 test: DIR/VOCdevkit/VOC2007 and VOC2012",
     "voc": "your own images and boxes in the same layout: DIR/{Annotations,ImageSets/Main,JPEGImages}",
-    "coco": "COCO, or your own images and boxes as COCO JSON: DIR/annotations/instances_{train,val}*.json",
+    "coco": "COCO, or your own images and boxes as COCO JSON: DIR/annotations/instances_{train,val}*.json, or "
+    "DIR/{train,val}*/_annotations.coco.json",
 }
+
+
+def check(config: Data) -> None:
+    """Whether the folder has the files of its layout, before weights are loaded for it and annotations read."""
+    root = root_of(config)
+    if config.name == "coco":
+        for part in (config.train, config.test):
+            coco.find_split(root, part)
+    else:
+        _voc_lists(config, root, train=True)
 
 
 def read(config: Data, classes: tuple[str, ...] | None = None) -> SceneSplits:
@@ -43,15 +54,19 @@ def read(config: Data, classes: tuple[str, ...] | None = None) -> SceneSplits:
     return SceneSplits(made.get("train"), made["test"], classes, tuple(faults))
 
 
-def _voc(config: Data, root: Path, *, train: bool) -> tuple[dict[str, list[Row]], tuple[str, ...]]:
-    """The rows of each part, and the classes."""
+def _voc_lists(config: Data, root: Path, *, train: bool) -> dict[str, list[tuple[Path, str]]]:
+    """Where the images of each part are listed: folders in Pascal VOC's layout, and names of lists there."""
     if config.name == "voc":
         base = find(root, "ImageSets/Main").parent.parent
-        lists = {"train": [(base, config.train)], "test": [(base, config.test)]}
-    else:
-        years = ("2007", "2012") if config.name == "voc0712" and train else ("2007",)
-        bases = {y: find(root, f"VOCdevkit/VOC{y}", f"VOC{y}") for y in years}
-        lists = {"train": [(bases[y], "trainval") for y in years], "test": [(bases["2007"], "test")]}
+        return {"train": [(base, config.train)], "test": [(base, config.test)]}
+    years = ("2007", "2012") if config.name == "voc0712" and train else ("2007",)
+    bases = {y: find(root, f"VOCdevkit/VOC{y}", f"VOC{y}") for y in years}
+    return {"train": [(bases[y], "trainval") for y in years], "test": [(bases["2007"], "test")]}
+
+
+def _voc(config: Data, root: Path, *, train: bool) -> tuple[dict[str, list[Row]], tuple[str, ...]]:
+    """The rows of each part, and the classes."""
+    lists = _voc_lists(config, root, train=train)
     raw = {
         part: [row for base, name in lists[part] for row in voc.read_list(base, name, config.workers)]
         for part in (("train", "test") if train else ("test",))

@@ -28,7 +28,6 @@ from rankgrad.lab.training.seeding import step_generator
 from rankgrad.lab.training.task import Task, check_batch_size
 from rankgrad.lab.training.trained import Trained
 from rankgrad.lab.vision.decoding import size_of
-from rankgrad.lab.vision.folders import root_of
 from rankgrad.lab.vision.images import Store, decode, leave_out, listed, sent
 
 if TYPE_CHECKING:  # torchvision takes a second to import, and `rankgrad ls` does not need it
@@ -192,7 +191,7 @@ class DetectionTask(Task):
         self.config, self.device = config, device
         self.headline = f"{'AP' if config.protocol() == 'coco' else 'AP50'} {config.scoring()}"
         check_batch_size(config.batch.size)
-        root_of(config.data)
+        data.check(config.data)
         model.backbone(config.model)  # a wrong name or file of weights is an error before the data is read
         train, self.test, self.classes = read_sources(config.data, config.view.longest(), device)
         assert train is not None
