@@ -46,6 +46,8 @@ def embedding_losses():
         "ap": rankgrad.AveragePrecisionLoss(lam=5.0, margin=0.1, memory=2, distributed=True),
         "log_ap": rankgrad.AveragePrecisionLoss(lam=5.0, log=True, distributed=True),
         "window": rankgrad.AveragePrecisionLoss(window=0.5, margin=0.1, memory=1, distributed=True),
+        "pairs": rankgrad.PairRankingLoss(forces=0.7, pull=0.6, push=0.1, distributed=True),
+        "pairs, memory": rankgrad.PairRankingLoss(forces=0.7, pull=0.6, push=0.1, memory=1, distributed=True),
     }
 
 
@@ -155,7 +157,7 @@ def results(tmp_path_factory):
     return everything(None, f"{folder}/one"), two, folder
 
 
-@pytest.mark.parametrize("name", ["recall", "callable", "ap", "log_ap", "window", "classes", "regions"])
+@pytest.mark.parametrize("name", [*embedding_losses(), "classes", "regions"])
 def test_losses_gradients_and_memory(results, name):
     one, two, _ = results
     values, memory = one[name]

@@ -6,10 +6,12 @@ import sys
 import zipfile
 
 import pytest
-from benchmarks import cub, embeddings, frozen, queue, side_by_side
+import torch
+from benchmarks import cub, embeddings, last_block, queue, side_by_side
 
 from rankgrad.lab import recipes
 from rankgrad.lab.retrieval import losses
+from rankgrad.lab.retrieval.images import model
 
 import images
 
@@ -42,37 +44,40 @@ def test_the_table(tmp_path, monkeypatch, capsys):
     assert str(root) not in written
 
 
-def test_losses_on_frozen_features(tmp_path, monkeypatch, capsys):
+def test_losses_on_cached_images(tmp_path, monkeypatch, capsys):
     root = images.cub_set(tmp_path / "data", classes=(1, 2, 3, 4, 101))
-    monkeypatch.setattr(frozen, "BATCH", 8)
-    monkeypatch.setattr(frozen, "EPOCHS", 4)
-    small = ["backbone=tiny", "pooling=own", "precision=fp32", "view.resize=16", "view.crop=12", "data.counts=any"]
-    options = [
-        "--data",
-        str(root),
-        "--weights",
-        "none",
-        "--out",
-        str(tmp_path / "out"),
-        "--seeds",
-        "2",
-        "--rates",
-        "1e-3",
+    monkeypatch.setattr(last_block, "EPOCHS", 2)
+    small = [
+        "backbone=resnet18",
+        "view.resize=40",
+        "view.crop=32",
+        "view.test_crop=32",
+        "embedding=8",
+        "batch.size=8",
     ]
-    more = ["--rows", "^ap$", "--settings", "mine: loss=proxy loss.pairs=0.2", "--", *small]
-    monkeypatch.setattr(sys, "argv", ["frozen.py", *options, *more])
-    frozen.main()
+    options = ["--weights", "none", "--out", str(tmp_path / "out"), "--rates", "1e-4", "1e-3", "--most", "3"]
+    options += ["--rows", "^AP$|^ProxyRanking", "--set", *small]
+    monkeypatch.setattr(sys, "argv", ["last_block.py", f"cub={root}", *options])
+    last_block.main()
     first = (tmp_path / "out" / "table.md").read_text()
     rows = [line.split(" | ") for line in first.splitlines() if line.startswith("| ") and "±" in line]
-    assert [row[0] for row in rows] == ["| ap", "| mine"] and rows[1][-1] == "`loss=proxy loss.pairs=0.2` |"
-    assert "features: view 4 of 4, 10 images" in capsys.readouterr().out
-    frozen.main()  # with the features of the first time
-    assert "features" not in capsys.readouterr().out
+    assert [row[0] for row in rows] == ["| ProxyRanking (default)", "| AP"] and len(rows[0]) == 3
+    assert "view 2 of 2: 6 images" in capsys.readouterr().out
+    last_block.main()  # with what was computed the first time
+    assert "view" not in capsys.readouterr().out
     again = (tmp_path / "out" / "table.md").read_text()
     assert again.splitlines()[4:] == first.splitlines()[4:]
-    monkeypatch.setattr(sys, "argv", ["frozen.py", *options, *more, "view.scale=0.5"])
-    with pytest.raises(SystemExit, match=r"features\.pt was made with other settings"):
-        frozen.main()
+
+
+def test_the_parts_of_a_network_are_the_network():
+    """And only the last block and the head learn."""
+    config = recipes.load("folder", ["backbone=resnet18", "weights=none", "crop=32", "resize=32", "data.root=x"])[
+        1
+    ]
+    whole, (body, tail) = model.build(config.model, 32, config.seed)[0].eval(), last_block.cut(config)
+    batch = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(tail.eval()(body(batch)), whole(batch))
+    assert {name.split(".")[1] for name, _ in tail.network.named_parameters()} <= {"0", "weight", "bias"}
 
 
 @pytest.mark.parametrize("row", list(embeddings.ROWS))

@@ -3,9 +3,9 @@
 The similarities of a block are computed, ranked, turned into the gradient of the scores and at once into its share
 of the gradients of queries and candidates, and dropped. These losses are linear in the upstream gradient, so
 backward has nothing left to do but one multiplication: three products of matrices for a batch, two against a
-memory (which has no gradient), one without a gradient. What concerns the scores of all blocks, their spread or
-how many of them are beyond a threshold, comes first where there is more than one block, and costs one product
-more: the same product of the same rows, so the same bits. Memory: O((Q + N) d + block x N).
+memory (which has no gradient), one without a gradient. The spread of the scores of all blocks comes first where
+there is more than one block, and costs one product more: the same product of the same rows, so the same bits.
+Memory: O((Q + N) d + block x N).
 
 A small batch is one block: its matrix is there, once, and no product is computed twice.
 """
@@ -41,8 +41,8 @@ def block_rows(candidates: int) -> int:
 class LossSpec(NamedTuple):
     """What is computed of every list: the fields of a request that do not depend on the scores, and the forces.
 
-    ``forces`` is empty or one of :data:`rankgrad.losses._forces.KINDS`; the three fields behind it are its
-    thresholds and its weight.
+    ``forces`` is their weight, 0 for none; the three fields behind it are as in
+    :func:`rankgrad.losses._forces.balanced`.
     """
 
     form: str
@@ -51,10 +51,10 @@ class LossSpec(NamedTuple):
     margin: float = 0.0
     margin_is_share: bool = False
     max_relevant: int | None = None
-    forces: str = ""
+    forces: float = 0.0
     upper: float = 0.0
     lower: float = 0.0
-    weight: float = 1.0
+    force_reach: float = 1.0
 
     @property
     def needs_spread(self) -> bool:
@@ -82,13 +82,9 @@ class LossSpec(NamedTuple):
         )
 
     def forces_on(self, pairs: Pairs, stats: "GlobalStats", lists: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-        """Value and gradient of the forces on a block's scores."""
-        too_low, too_high = _forces.wrong_sides(self.forces, self.upper, self.lower, *pairs)
-        scores, relevance, _ = pairs
-        if self.forces == "hinge":
-            counts = _forces.count_pairs(too_low, too_high) if stats.beyond is None else stats.beyond
-            return _forces.hinge(scores, too_low, too_high, self.upper, self.lower, self.weight, counts)
-        return _forces.balanced(scores, relevance, too_low, too_high, self.upper, self.weight, lists, queries)
+        """Value and gradient of the forces on a block's scores; ``lists`` and ``queries`` of this call."""
+        counts = (lists, queries) if stats.forced is None else stats.forced.unbind()
+        return _forces.balanced(*pairs, self.upper, self.lower, self.forces, self.force_reach, *counts)
 
 
 class GlobalStats(NamedTuple):
@@ -98,13 +94,13 @@ class GlobalStats(NamedTuple):
         tables: As in :class:`rankgrad.engine.request.Request`.
         lists: How many lists count, a scalar.
         spread: The spread of all scores, a scalar.
-        beyond: How many pairs a hinge acts on, ``[2]``.
+        forced: How many lists count of those that forces act on, and how many queries these have, ``[2]``.
     """
 
     tables: Tensor | None = None
     lists: Tensor | None = None
     spread: Tensor | None = None
-    beyond: Tensor | None = None
+    forced: Tensor | None = None
 
 
 class GradientFlags(NamedTuple):
@@ -116,11 +112,10 @@ class GradientFlags(NamedTuple):
 
 
 class ListStats(NamedTuple):
-    """Statistics of all lists of a lookup: how many count, moments ``[4]``, pairs a hinge acts on ``[2]``."""
+    """Statistics of all lists of a lookup: how many count, moments ``[4]``."""
 
     lists: Tensor
     moments: Tensor
-    beyond: Tensor
 
 
 def _blocks(lookup: Lookup) -> Iterator[tuple[slice, Lookup]]:
@@ -138,18 +133,11 @@ def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool, lists: Tensor |
     """``lists``: how many count, if that is known."""
     if lists is None:
         lists = lookup.counting_lists(block_rows(len(lookup.candidates)))
-    beyond = lists.new_zeros(2)
     parts = []
-    spread, hinge = of_scores and spec.needs_spread, of_scores and spec.forces == "hinge"
-    for _, block in _blocks(lookup) if spread or hinge else ():
-        scores, _, mask = pairs = block.pairs()
-        if spread:
-            parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
-        if hinge:
-            beyond = beyond + _forces.count_pairs(*_forces.wrong_sides("hinge", spec.upper, spec.lower, *pairs))
-    return ListStats(
-        lists, merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64), beyond
-    )
+    for _, block in _blocks(lookup) if of_scores and spec.needs_spread else ():
+        scores, _, mask = block.pairs()
+        parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
+    return ListStats(lists, merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64))
 
 
 class _OfScores(NamedTuple):
@@ -157,15 +145,15 @@ class _OfScores(NamedTuple):
 
 
 @op_on(Lookup, LossSpec, _OfScores)
-def _list_stats_op(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _list_stats_op(*fields: Any) -> tuple[Tensor, Tensor]:
     lookup, spec, (of_scores,) = records_of(fields, Lookup, LossSpec, _OfScores)
     return _list_stats(lookup, spec, of_scores)
 
 
 @fake_of("list_stats_op")
-def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(*fields: Any) -> tuple[Tensor, Tensor]:
     number = fields[1].new_empty((), dtype=torch.int64)
-    return number, number.new_empty(4, dtype=torch.float64), number.new_empty(2)
+    return number, number.new_empty(4, dtype=torch.float64)
 
 
 def list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool) -> ListStats:
@@ -183,13 +171,11 @@ def _evaluate(
     queries, candidates = lookup.queries, lookup.candidates
     several = len(queries) > block_rows(len(candidates))
     without_spread = spec.needs_spread and stats.spread is None
-    without_hinge = spec.forces == "hinge" and stats.beyond is None
-    if several and (stats.lists is None or without_spread or without_hinge):
-        found = _list_stats(lookup, spec, without_spread or without_hinge, stats.lists)
+    if several and (stats.lists is None or without_spread):
+        found = _list_stats(lookup, spec, without_spread, stats.lists)
         stats = stats._replace(
             lists=found.lists,
             spread=spread_of(found.moments.unsqueeze(0), queries.dtype) if without_spread else stats.spread,
-            beyond=found.beyond if without_hinge else stats.beyond,
         )
     make = torch.zeros_like if several else torch.empty_like
     grad_queries = make(queries) if wanted.of_queries else queries.new_empty(0)

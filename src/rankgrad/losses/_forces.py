@@ -1,75 +1,46 @@
 """Forces on similarities that are on the wrong side of a threshold: what some losses add to the ranks.
 
 Ranks do not depend on the level of the scores. A force does: it pulls relevant items that are below ``upper`` up,
-and pushes irrelevant ones that are above ``lower`` down, however far away they are. The functions return the share
-of a block of scores in the value, and its gradient.
+and pushes irrelevant ones that are at ``lower`` or above down, however far away they are. Every list has the same
+weight, so that both are equally strong in a batch whose similarities are all alike.
 """
 
 import torch
 from torch import Tensor
 
-#: How forces are weighted: ``"hinge"``, all pairs on the wrong side alike; ``"balanced"``, every list alike.
-KINDS = ("hinge", "balanced")
-
-
-def wrong_sides(
-    kind: str, upper: float, lower: float, scores: Tensor, relevance: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Which relevant items are below ``upper``, and which irrelevant ones above ``lower`` (balanced: or at it)."""
-    too_low = relevance & (scores < upper)
-    too_high = ~relevance & (scores > lower if kind == "hinge" else scores >= lower)
-    return (too_low, too_high) if mask is None else (too_low & mask, too_high & mask)
-
-
-def count_pairs(too_low: Tensor, too_high: Tensor) -> Tensor:
-    """Pairs on the wrong sides, int64 ``[2]``."""
-    return torch.stack([too_low.sum(), too_high.sum()])
-
-
-def hinge(
-    scores: Tensor, too_low: Tensor, too_high: Tensor, upper: float, lower: float, weight: float, counts: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The mean of upper - S over relevant pairs below, plus that of S - lower over others above, times a weight.
-
-    Args:
-        scores, too_low, too_high: ``[queries, candidates]``.
-        counts: Pairs on the wrong sides, ``[2]``, of all blocks and processes; see :func:`count_pairs`.
-
-    Returns:
-        The value, float64, and its gradient with respect to the scores.
-    """
-    pull, push = (weight / counts.clamp(min=1).double()).to(scores.dtype).unbind()
-    gaps = torch.where(too_low, (upper - scores) * pull, ((scores - lower) * push).where(too_high, 0))
-    return gaps.sum(dtype=torch.float64), torch.where(too_low, -pull, push.where(too_high, 0))
-
 
 def balanced(
     scores: Tensor,
     relevance: Tensor,
-    too_low: Tensor,
-    too_high: Tensor,
+    mask: Tensor | None,
     upper: float,
+    lower: float,
     weight: float,
+    reach: float,
     lists: Tensor,
-    queries: int,
+    queries: Tensor | int,
 ) -> tuple[Tensor, Tensor]:
-    """Both thresholds with every list alike.
+    """The forces on a block of scores: the block's share of the value, float64, and its gradient.
 
-    Upper: mean over the lists that count of the mean over relevant items of max(0, upper - S), times a weight.
-    Lower: mean over all queries of log(1 + n), n irrelevant items at or above; each of them gets weight / (1 + n).
+    The value is ``weight`` times the sum of
+
+    - upper: mean over the lists that count of the mean over relevant items of max(0, upper - S) / ``reach``, those
+      that the mask leaves out, as a query among its own candidates, counted as 0;
+    - lower: mean over all queries of log(1 + n), n irrelevant items at or above. Each of them gets the gradient
+      1 / (1 + n) / ``reach``: the window that the rank n is interpolated by.
 
     Args:
-        scores, relevance, too_low, too_high: ``[queries of this block, candidates]``.
-        lists: How many lists count.
-        queries: How many queries there are.
-
-    Returns:
-        The value, float64, and its gradient with respect to the scores.
+        scores, relevance, mask: ``[queries of this block, candidates]``.
+        lists, queries: How many lists count, and how many there are, of all blocks and processes.
     """
+    too_low = relevance & (scores < upper)
+    too_high = ~relevance & (scores >= lower)
+    if mask is not None:
+        too_low, too_high = too_low & mask, too_high & mask
     above = too_high.sum(1, keepdim=True).double()
-    pull = weight / (relevance.sum(1, keepdim=True).clamp(min=1) * lists.clamp(min=1)).double()
-    push = weight / queries / (1 + above)
+    pull = weight / reach / (relevance.sum(1, keepdim=True).clamp(min=1) * lists.clamp(min=1)).double()
+    push = weight / reach / queries / (1 + above)
     below = (upper - scores).where(too_low, 0).sum(1, keepdim=True, dtype=torch.float64)
-    value = (below * pull).sum() + torch.log1p(above).sum() / queries
+    value = (below * pull).sum() + weight * torch.log1p(above).sum() / queries
     pull, push = pull.to(scores.dtype), push.to(scores.dtype)
     return value, torch.where(too_low, -pull, push.where(too_high, 0))
