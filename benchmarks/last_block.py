@@ -6,7 +6,8 @@
 A run takes under a minute on one CPU core. What the blocks before the last one give is computed once, for every
 training image as many random crops as there are epochs: a step takes the crops of its epoch. All else is the
 default recipe (`rankgrad show folder`) with smaller images: head, batches, one epoch in which the backbone waits,
-cosine schedule. Half of the *training* classes train, the others judge; last epoch.
+cosine schedule (`epochs` and `optim.clip` do not count). Half of the *training* classes train, the others judge;
+last epoch.
 
 Data sets and rows are those of `python -m benchmarks.embeddings`. Rates are higher than for a whole network.
 """
@@ -99,7 +100,7 @@ def cut(config: Config) -> tuple[nn.Module, Tail]:
 
 def features_of(file: Path, config: Config, most: int) -> tuple[Features, Features]:
     """To train on and to judge on, from the file if it is there."""
-    made_by = recipes.dump(config) + f"most: {most}\n"
+    made_by = recipes.dump(config) + f"most: {most}\ncrops: {EPOCHS}\n"
     if file.is_file():
         kept = torch.load(file, weights_only=True, mmap=True)
         if kept["made by"] == made_by:
@@ -119,14 +120,15 @@ def train(config: Config, rate: float, seed: int, here: Features, there: Feature
     """R@1 and mAP@R after training with the loss of these settings."""
     config = config.with_rate(rate).model_copy(update={"seed": seed})
     torch.manual_seed(seed)
-    tail, classes = cut(config)[1].train(), int(here.labels.max()) + 1
+    tail, classes = cut(config)[1], int(here.labels.max()) + 1
+    tail.network.train()  # which leaves frozen batch norms as they are
     loss = losses.build(config.loss, config.miner, classes=classes, embedding=config.model.embedding)
     block = list(tail.backbone.parameters())
     known = {id(one) for one in block}
     proxies = {"params": list(loss.parameters()), "scale": config.proxy_lr / rate, "weight_decay": 0.0}
     groups = [
         {"params": [one for one in block if one.requires_grad], "begin": config.head_epochs},
-        {"params": [one for one in tail.parameters() if id(one) not in known]},
+        {"params": [one for one in tail.parameters() if id(one) not in known], "scale": config.embedding_lr},
         proxies,
     ]
     optimizer = optim.make_optimizer(groups, config.optim)

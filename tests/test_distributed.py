@@ -138,6 +138,8 @@ def process(rank, port, folder):
         rankgrad.RecallLoss(distributed=True)(x, labels, x, labels)
     except ValueError as error:
         refused = str(error)
+    nothing = rankgrad.PairRankingLoss(distributed=True)(torch.zeros(0, DIM), torch.zeros(0, dtype=torch.int64))
+    assert nothing == 0  # of empty batches
     found = everything(rank, f"{folder}/two")
     told = distributed.same_everywhere(f"from {rank}")
     torch.save((found, refused, told), f"{folder}/{rank}.pt")

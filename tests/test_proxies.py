@@ -118,10 +118,15 @@ def test_pairs_remember_in_lists_of_their_own():
         rankgrad.AveragePrecisionLoss(window=0.1, margin=0.05, memory=1),
     )
     for _ in range(2):
-        x, labels = torch.randn(8, 4, dtype=torch.float64, requires_grad=True), torch.arange(8) // 2
-        rows = torch.nn.functional.normalize(x, dim=1).detach()
-        forces, _ = forces_by_hand(rows, labels.tolist(), range(8), 1.0, 0.9, 0.4)
-        torch.testing.assert_close(with_forces(x, labels), ranks(x, labels) + forces, rtol=1e-13, atol=0)
+        x, labels = torch.randn(10, 4, dtype=torch.float64), torch.arange(10) // 2
+        x, y = (x.clone().requires_grad_() for _ in range(2))
+        rows = torch.nn.functional.normalize(y, dim=1)
+        forces, gradient = forces_by_hand(rows, labels.tolist(), range(10), 1.0, 0.9, 0.4)
+        value, of_ranks = with_forces(x, labels), ranks(y, labels)
+        torch.testing.assert_close(value, of_ranks + forces, rtol=1e-13, atol=0)
+        value.backward()
+        (of_ranks + gradient).backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-16)  # counts are no float32
 
 
 def test_pairs_add_the_items_average_precision():

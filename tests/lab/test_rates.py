@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from rankgrad.lab import recipes
 from rankgrad.lab.recipes import run
 from rankgrad.lab.retrieval.images import data, model, rates
+from rankgrad.lab.retrieval.images.task import ImageTask
 from rankgrad.lab.retrieval.splits import Items, by_classes
 from rankgrad.lab.training.errors import TrainingError, UserError
 from rankgrad.lab.training.loop import Trainer
@@ -53,6 +54,16 @@ def test_the_first_rate_that_the_next_does_not_beat(scores, best, tried):
     assert told.count("failed") == scores[:tried].count(None)
     assert told.endswith("; a lower one was not tried") == (best == 3e-5)
     assert told.endswith("; a higher one was not tried") == (best == 3e-4)
+
+
+def test_rates_in_another_order_and_a_single_one():
+    config = recipes.load("folder", ["data.root=x", "rates=[1e-4,3e-5]"])[1]
+    scores = iter([(74.3, 22.5), (69.0, 17.5)])
+    rate, told = rates.choose(config, lambda *run: dict(zip(("R@1", "mAP@R"), next(scores), strict=True)))
+    assert rate == 1e-4 and told.endswith("; a higher one was not tried")
+    one = recipes.load("folder", ["data.root=x", "rates=[1e-4]"])[1]
+    chosen, notes = ImageTask.chosen(one, torch.device("cpu"), lambda *run: pytest.fail("trained"))
+    assert (chosen.optim.lr, chosen.rates, notes) == (1e-4, (), [])
 
 
 def test_where_all_rates_fail():
@@ -239,7 +250,8 @@ def test_broken_images_to_test_on_are_reported_before_the_trials(tmp_path, setti
         run.run("folder", given, out=str(tmp_path / "a"))
     assert not list((tmp_path / "a").rglob("steps.csv")) and "compares" not in capsys.readouterr().out
     folder, _ = run.run("folder", [*given, "broken=skip"], out=str(tmp_path / "a"), resume=True)
-    assert "1 of 72" not in capsys.readouterr().err and len(list((folder / run.TRIALS).glob("lr-*"))) == 2
+    assert capsys.readouterr().out.count("skipped 1 images: ") == 1
+    assert len(list((folder / run.TRIALS).glob("lr-*"))) == 2
 
 
 def test_classes_of_one_image_are_not_counted(monkeypatch):
@@ -263,7 +275,7 @@ def test_two_processes_whose_second_rate_fails(tmp_path, settings):
     first, second = (
         subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120) for _ in range(2)
     )
-    assert first.returncode != 0 and "--resume goes on with the other ones" in first.stderr, first.stderr
+    assert first.returncode != 0 and "--resume leaves it out and goes on" in first.stderr, first.stderr
     assert second.returncode == 0 and "1e+18: failed" in second.stdout, second.stderr
     assert recipes.load(str(tmp_path / "a"))[1].optim.lr == 1e-4
 

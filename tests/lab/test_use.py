@@ -190,7 +190,7 @@ def test_detect(detector, tmp_path, capsys):
     told = json.loads((out / "detections.json").read_text())
     said = capsys.readouterr().out
     assert len(told) == 18 and f"on 18 images in {out}" in said
-    assert f"has all {sum(map(len, told.values()))} boxes" in said
+    assert f"all {sum(map(len, told.values()))} boxes: {out}/detections.json" in said
     path = sorted(files.iterdir())[0]
     found = load(folder).detect([path])[0]
     scores = [one["score"] for one in told[str(path)]]

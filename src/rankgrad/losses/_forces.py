@@ -2,7 +2,7 @@
 
 Ranks do not depend on the level of the scores. A force does: it pulls relevant items that are below ``upper`` up,
 and pushes irrelevant ones that are at ``lower`` or above down, however far away they are. Every list has the same
-weight, so that both are equally strong in a batch whose similarities are all alike.
+weight, so that both are about equally strong in a batch whose similarities are all alike.
 """
 
 import torch
@@ -27,7 +27,7 @@ def balanced(
     - upper: mean over the lists that count of the mean over relevant items of max(0, upper - S) / ``reach``, those
       that the mask leaves out, as a query among its own candidates, counted as 0;
     - lower: mean over all queries of log(1 + n), n irrelevant items at or above. Each of them gets the gradient
-      1 / (1 + n) / ``reach``: the window that the rank n is interpolated by.
+      1 / (1 + n) / ``reach``, the window that n is interpolated by.
 
     Args:
         scores, relevance, mask: ``[queries of this block, candidates]``.

@@ -125,7 +125,7 @@ class EmbeddingLoss(nn.Module):
             if spec.forces:
                 counting = found[0].lists
                 counts = torch.stack([counting, torch.full_like(counting, len(lookups[0].queries))])
-                stats[0] = stats[0]._replace(forced=self.processes.total(counts))
+                stats[0] = stats[0]._replace(forced=self.processes.total(counts).clamp(min=1).double())
         losses = [lookup_loss(*one) for one in zip(lookups, stats, specs, strict=True)]
         return losses[0] if alone else self.processes.total(torch.stack(losses).sum())
 

@@ -18,13 +18,13 @@ class PairRankingLoss(AveragePrecisionLoss):
     relevant items rank first, whatever the similarities are. With :math:`S_{ij}` the similarity of the batch's
     items i and j, the forces add their weight times
 
-    - **pull**: the mean over items i of the mean of :math:`\max(0, h^+ - S_{ij})` over the items j of i's class,
-      which rise above :math:`h^+`; i itself is one of them, with 0;
+    - **pull**: the mean over items i that have another one of their class of the mean of
+      :math:`\max(0, h^+ - S_{ij})` over the items j of the class, where i itself and its copies count with 0;
     - **push**: the mean over items i of :math:`\log(1 + n_i)` with :math:`n_i` the items of other classes whose
       similarity is :math:`h^-` or more. Each of them is pushed by :math:`1 / (1 + n_i)`, however high it is.
 
-    Where all similarities are alike and between the thresholds, the push is the stronger one: moving all
-    embeddings together does not lower the loss.
+    Where all similarities are alike and between the thresholds, the gradient of the push is the stronger one,
+    unless a class is more than half of the batch: a step does not move all embeddings together.
 
     Args:
         lam, window, margin, log, memory, max_relevant, distributed, process_group: As in

@@ -21,7 +21,7 @@ READERS = {
 
 
 def check(config: Data) -> None:
-    """Whether the folder has the files of its layout, before weights are loaded for it and annotations read."""
+    """Whether the folder has its layout, before weights are loaded for it and annotations read."""
     root = root_of(config)
     if config.name == "coco":
         for part in (config.train, config.test):

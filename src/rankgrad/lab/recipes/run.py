@@ -176,7 +176,7 @@ def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *
                 checkpoint.write_text(run / FAILED, f"{error.what}\n")
             if distributed.active():  # the other processes may not have met it
                 what = f"{error.what}, in a run to choose settings by ({run})"
-                raise TrainingError(what, "--resume goes on with the other ones.") from None
+                raise TrainingError(what, "--resume leaves it out and goes on.") from None
             print(printable(f"{run}: {error.what}"))
         except DataError as error:  # of this part of the data; of all of it the run itself will say so
             if first:

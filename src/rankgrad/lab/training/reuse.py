@@ -29,7 +29,7 @@ def shared() -> Iterator[None]:
 
 
 class ReadOnce(Generic[P, T]):
-    """A reader whose last result is kept inside :func:`shared`; its arguments must be hashable."""
+    """A reader whose last result is kept inside :func:`shared`, for the same arguments."""
 
     def __init__(self, reader: Callable[P, T]) -> None:
         self._reader = reader

@@ -165,7 +165,7 @@ def detect(
     write_text(out / "detections.json", json.dumps(by_file))
     total = sum(map(len, by_file.values()))
     print(printable(f"{drawn} boxes with a score of at least {least:.2g} on {len(paths)} images in {out}"))
-    print(f"detections.json there has all {total} boxes, in pixels: left, top, right, bottom")
+    print(printable(f"all {total} boxes: {out / 'detections.json'}, in pixels: left, top, right, bottom"))
     _tell_broken(faults, len(given), "done")
 
 

@@ -130,8 +130,8 @@ class ImageTask(RetrievalTask):
     @classmethod
     def chosen(cls, config: Config, device: torch.device, train: Training) -> tuple[Config, list[str]]:
         """The learning rate, where there are several to try and images enough to compare them."""
-        if not config.rates:
-            return config, []
+        if len(config.rates) < 2:
+            return (config.with_rate(config.rates[0]) if config.rates else config), []
         lr = config.optim.lr
         # All of the run is made, and its images are read, for what is wrong with it to show before the trials.
         if not rates.enough(cls(config.with_rate(lr), device).source.items):
