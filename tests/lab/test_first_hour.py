@@ -52,7 +52,10 @@ def test_a_detector_says_what_it_trains_on(tmp_path, capsys):
 
 @pytest.mark.parametrize("recipe", ["folder", "voc"])
 def test_a_wrong_backbone_is_an_error_before_data_is_read(recipe, tmp_path):
-    images.folder_set(tmp_path / "data", classes=2, each=2)  # no annotations: reading them would be the error
+    images.folder_set(tmp_path / "data", classes=2, each=2)
+    (tmp_path / "data" / "ImageSets" / "Main").mkdir(
+        parents=True
+    )  # no annotations: reading them would be the error
     with pytest.raises(UserError, match=r"model\.backbone: unknown name 'resnet5000', did you mean 'resnet50'"):
         run.run(recipe, ["backbone=resnet5000", f"data.root={tmp_path / 'data'}"], out=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

@@ -15,6 +15,7 @@ from rankgrad.lab.recipes import run
 from rankgrad.lab.text import data, graded
 from rankgrad.lab.text.config import Data
 from rankgrad.lab.text.model import TextEmbedder
+from rankgrad.lab.text.task import AUTO, TextTask
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.named import Named
 from rankgrad.lab.use import exporting, load
@@ -61,6 +62,18 @@ def test_pairs_that_share_a_text_belong_together(tmp_path):
     assert label["a"] == label["b"] == label["c"] and len(set(label.values())) == 3
     assert list(anchors.sources) == ["a", "c", "d", "f"]
     assert len(data._paired([["a", "b"], ["b", "c"]])) == 1  # b would find itself: all search each other
+
+
+def test_the_loss_of_auto(tmp_path):
+    """What is given with it counts; lambda in place of all that goes with a window."""
+    given = [f"data.root={texts.labelled(tmp_path / 'data.csv')}"]
+    for more, expected in (
+        ([], AUTO),
+        (["loss.window=0.2"], AUTO | {"window": 0.2}),
+        (["loss.lam=0.3"], {"lam": 0.3}),
+    ):
+        loss = TextTask.completed(recipes.load("text", [*given, *more])[1]).loss
+        assert (loss.name, loss.arguments()) == ("ap", expected)
 
 
 @pytest.mark.parametrize("kind", list(MAKE))

@@ -14,7 +14,7 @@ from rankgrad.reach import Margin
 class PairRankingLoss(AveragePrecisionLoss):
     r"""Average precision loss on a batch of embeddings, and forces between two thresholds of their similarities.
 
-    For training without proxies: pairs, new classes in every batch, text. A loss on ranks is 0 as soon as the
+    For training without proxies: pairs, new classes in every batch. A loss on ranks is 0 as soon as the
     relevant items rank first, whatever the similarities are. With :math:`S_{ij}` the similarity of the batch's
     items i and j, the forces add their weight times
 

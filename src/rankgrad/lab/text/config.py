@@ -45,4 +45,4 @@ class Config(RetrievalConfig):
     data: Data = Data()
     model: Model = Model()
     batch: Batch = Batch(size=64, per_class=4)
-    loss: Named = Named(name="auto")  # auto: pair for labels and pairs, ndcg for graded lists
+    loss: Named = Named(name="auto")  # auto: ap (its log form) for labels and pairs, ndcg for graded lists

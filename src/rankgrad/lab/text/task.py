@@ -19,7 +19,12 @@ from rankgrad.lab.text.source import TextSource
 from rankgrad.lab.text.trained import TrainedTextEmbedder
 from rankgrad.lab.training.checkpoint import Checkpoint, fill
 from rankgrad.lab.training.errors import UserError
+from rankgrad.lab.training.named import Named
 from rankgrad.metrics import RetrievalMetrics
+
+#: Arguments of the loss that ``auto`` means for labels and pairs: those that were chosen on BANKING77
+#: (benchmarks/results, 2026-11-16-h200-text).
+AUTO = {"log": True, "window": 0.4, "margin": 0.05}
 
 
 class TextTask(RetrievalTask):
@@ -50,7 +55,9 @@ class TextTask(RetrievalTask):
         kind = data.kind_of(config.data)
         loss = config.loss
         if loss.name == "auto":
-            loss = loss.model_copy(update={"name": "ndcg" if kind == "graded" else "pair"})
+            name, chosen = ("ndcg", {}) if kind == "graded" else ("ap", AUTO)
+            given = loss.arguments()
+            loss = Named(name=name, **({} if "lam" in given else chosen) | given)
         batch = config.batch.model_copy(update={"per_class": 2}) if kind == "pairs" else config.batch
         found = config.data.model_copy(update={"kind": kind})
         return config.model_copy(update={"data": found, "loss": loss, "batch": batch})
@@ -156,6 +163,9 @@ class TextTask(RetrievalTask):
         """Losses and kinds of data, a line each."""
         return {
             "loss": {name: line for name, (_, line) in losses.OURS.items()}
-            | {"ndcg": "NDCG, for graded lists", "auto": "pair for labels and pairs, ndcg for graded lists"},
+            | {
+                "ndcg": "NDCG, for graded lists",
+                "auto": "ap (its log form) for labels and pairs, ndcg for graded lists",
+            },
             "data": {kind: f"a file with the columns {', '.join(roles)}" for kind, roles in data.KINDS.items()},
         }
