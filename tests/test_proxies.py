@@ -121,7 +121,7 @@ def test_pairs_remember_in_lists_of_their_own():
         x, labels = torch.randn(10, 4, dtype=torch.float64), torch.arange(10) // 2
         x, y = (x.clone().requires_grad_() for _ in range(2))
         rows = torch.nn.functional.normalize(y, dim=1)
-        forces, gradient = forces_by_hand(rows, labels.tolist(), range(10), 1.0, 0.9, 0.4)
+        forces, gradient = forces_by_hand(rows, labels.tolist(), range(10), 0.3, 0.9, 0.4)
         value, of_ranks = with_forces(x, labels), ranks(y, labels)
         torch.testing.assert_close(value, of_ranks + forces, rtol=1e-13, atol=0)
         value.backward()

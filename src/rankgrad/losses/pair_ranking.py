@@ -47,7 +47,7 @@ class PairRankingLoss(AveragePrecisionLoss):
         window: float | None = None,
         margin: Margin = 0.05,
         log: bool = False,
-        forces: float = 1.0,
+        forces: float = 0.3,
         pull: float = 0.9,
         push: float = 0.4,
         memory: int = 0,
