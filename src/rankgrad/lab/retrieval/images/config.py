@@ -14,7 +14,7 @@ from rankgrad.lab.vision.images import MEAN, STD
 #: What ``auto`` means for a pretrained network, and for one from scratch (weights=none).
 AUTO_LR, AUTO_EPOCHS, AUTO_SCALE = (3e-5, SCRATCH_LR), (15, 90), (0.2, 0.6)
 #: Which rates ``lr=auto`` tries for a pretrained network, where there are images enough to compare them.
-AUTO_RATES = (3e-5, 1e-4, 3e-4)
+AUTO_RATES = (1e-5, 3e-5, 1e-4, 3e-4)
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Channels = tuple[float, float, float]
 

@@ -137,7 +137,7 @@ class ImageTask(RetrievalTask):
         if not rates.enough(cls(config.with_rate(lr), device).source.items):
             return config.with_rate(lr), [f"lr={lr:g}: too few training images to compare rates ({rates.ENOUGH})"]
         if distributed.process_index() == 0:
-            print(rates.plan(config.rates), flush=True)
+            print(rates.plan(config.rates, lr), flush=True)
         rate, told = rates.choose(config, train)
         return config.with_rate(rate), [told]
 
