@@ -21,8 +21,8 @@ HELD_OUT = 0.5
 FEWEST_ITEMS, FEWEST_CLASSES = 800, 20
 ENOUGH = f"{FEWEST_ITEMS} of {FEWEST_CLASSES} classes suffice"
 #: Points that the next rate must gain at least, in the mean of R@1 and mAP@R (which depends less on chance). Two
-#: seeds differ by 0.4, and with half of the images a run has half of the steps, which favours higher rates. On those
-#: three sets the next rate gained more than 1.0, or less than 0.65.
+#: seeds differ by 0.4, and with half of the images a run has half of the steps, which favours higher rates. On
+#: those three sets the next rate gained more than 1.0, or less than 0.65.
 GAIN = 0.7
 
 
