@@ -64,9 +64,9 @@ class _Surrogate(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor, items: Tensor) -> Tensor:
         """Loss of the gathered batch; an image that is twice in it is left out of its own list."""
         rows, labels, items = (distributed.gather(part) for part in (unit_length(embeddings), labels, items))
-        scores, relevance, mask = retrieval_pairs(rows, labels)
-        same = items.unsqueeze(0) == items.unsqueeze(1)
-        return self.function(scores, relevance, mask=~same if mask is None else mask & ~same, **self.arguments)
+        scores, relevance, _ = retrieval_pairs(rows, labels)
+        others = items.unsqueeze(0) != items.unsqueeze(1)  # without the query itself, as in the mask of the pairs
+        return self.function(scores, relevance, mask=others, **self.arguments)
 
 
 def _surrogate(config: Named) -> nn.Module:
@@ -100,12 +100,12 @@ def _made(key: str, made: type[nn.Module], config: Named, given: dict[str, Any])
         return made(**filled, **arguments)
 
 
-def _pml(key: str, config: Named, kind: str, given: dict[str, Any]) -> nn.Module:
-    """An object of pytorch-metric-learning by name."""
+def _pml(key: str, config: Named, given: dict[str, Any]) -> nn.Module:
+    """An object of pytorch-metric-learning by name; ``key`` is ``loss`` or ``miner``."""
     from pytorch_metric_learning import losses, miners
 
     name = config.name.removeprefix("pml:")
-    module = {"losses": losses, "miners": miners}[kind]
+    module = {"loss": losses, "miner": miners}[key]
     known = [n for n in vars(module) if n[0].isupper()]
     if not config.name.startswith("pml:") or name not in known:
         raise UserError(f"{key}: unknown name {config.name!r}{nearest(config.name, [f'pml:{n}' for n in known])}")
@@ -135,5 +135,5 @@ def build(config: Named, miner: Named | None, *, classes: int, embedding: int) -
         raise UserError(
             f"loss: unknown name {config.name!r}{nearest(config.name, [*OURS, 'pml:NAME', 'surrogate:NAME'])}"
         )
-    loss = _pml("loss", config, "losses", {"num_classes": classes, "embedding_size": embedding})
-    return _Pml(loss, None if miner is None else _pml("miner", miner, "miners", {}))
+    loss = _pml("loss", config, {"num_classes": classes, "embedding_size": embedding})
+    return _Pml(loss, None if miner is None else _pml("miner", miner, {}))
