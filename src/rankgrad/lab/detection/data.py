@@ -75,9 +75,8 @@ def _voc(config: Data, root: Path, *, train: bool) -> tuple[dict[str, list[Row]]
         annotations = [one for rows in raw.values() for *_, one in rows if not isinstance(one, str)]
         return raw, tuple(sorted({kind for one in annotations for kind, _, _ in one.objects}))
     official = {"train": 5011 if config.name == "voc07" else 16551, "test": 4952}
-    called = {"train": "training images", "test": "test images"}
-    counted = {called[part]: len(rows) for part, rows in raw.items()}
-    check_counts(config, counted, {called[part]: official[part] for part in raw})
+    names = {"train": "training images", "test": "test images"}
+    check_counts(config, {names[part]: (len(rows), official[part]) for part, rows in raw.items()})
     return raw, voc.CLASSES
 
 

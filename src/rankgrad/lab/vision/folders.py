@@ -71,12 +71,12 @@ def inside(name: str, place: str) -> str:
     return name
 
 
-def check_counts(config: ImageData, found: dict[str, int], protocol: dict[str, int]) -> None:
-    """Require the sizes of the protocol, unless ``data.counts`` is ``any``."""
+def check_counts(config: ImageData, counts: dict[str, tuple[int, int]]) -> None:
+    """Require the sizes of the protocol, unless ``data.counts`` is ``any``; ``counts`` are (found, official)."""
     wrong = [
-        f"{name} {found[name]:,} instead of {wanted:,}"
-        for name, wanted in protocol.items()
-        if found[name] != wanted
+        f"{name} {found:,} instead of {official:,}"
+        for name, (found, official) in counts.items()
+        if found != official
     ]
     if wrong and config.counts == "protocol":
         raise UserError(

@@ -50,7 +50,7 @@ def _images(root: Path, names: Sequence[str], classes: Sequence[str], supers: Se
 def _check_sizes(config: Data, train: Items, test: Items, official: tuple[int, int, int, int]) -> None:
     names = ("training images", "training classes", "test images", "test classes")
     found = (len(train), train.classes(), len(test), test.classes())
-    check_counts(config, dict(zip(names, found, strict=True)), dict(zip(names, official, strict=True)))
+    check_counts(config, dict(zip(names, zip(found, official, strict=True), strict=True)))
 
 
 def read_cub(config: Data) -> RetrievalSplits:
@@ -105,18 +105,11 @@ def read_inshop(config: Data) -> RetrievalSplits:
     check_counts(
         config,
         {
-            "training images": len(train),
-            "training classes": train.classes(),
-            "queries": len(query),
-            "gallery images": len(gallery),
-            "test classes": gallery.classes(),
-        },
-        {
-            "training images": 25882,
-            "training classes": 3997,
-            "queries": 14218,
-            "gallery images": 12612,
-            "test classes": 3985,
+            "training images": (len(train), 25882),
+            "training classes": (train.classes(), 3997),
+            "queries": (len(query), 14218),
+            "gallery images": (len(gallery), 12612),
+            "test classes": (gallery.classes(), 3985),
         },
     )
     return RetrievalSplits(train, query, gallery)
