@@ -51,17 +51,15 @@ def sampler_of(batch: Batch, items: Items, seed: int) -> ClassSampler | SuperLab
     try:
         if batch.sampler == "classes":
             return ClassSampler(items.labels, size=batch.size, per_class=batch.per_class, seed=seed)
-        if items.super_labels is None:
-            raise UserError("batch.sampler: the data set has no super-labels, use classes")
-        return SuperLabelSampler(
-            items.labels,
-            items.super_labels,
-            size=batch.size,
-            per_class=batch.per_class,
-            batches_per_pair=batch.batches_per_pair,
-            seed=seed,
-        )
-    except UserError:
-        raise
+        if items.super_labels is not None:
+            return SuperLabelSampler(
+                items.labels,
+                items.super_labels,
+                size=batch.size,
+                per_class=batch.per_class,
+                batches_per_pair=batch.batches_per_pair,
+                seed=seed,
+            )
     except ValueError as error:
         raise UserError(f"batch.{error}") from None
+    raise UserError("batch.sampler: the data set has no super-labels, use classes")

@@ -104,9 +104,10 @@ def checked_json(content: str | bytes, kind: Any, name: str) -> Any:
     reading.check_memory(needed, name, "its values")
     if _NO_UTF8.search(content):
         try:
-            return checked(json.loads(content), kind, name)
+            value = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise error if isinstance(error, UserError) else UserError(f"{name}: invalid JSON ({error})") from None
+            raise UserError(f"{name}: invalid JSON ({error})") from None
+        return checked(value, kind, name)
     try:
         return _adapter(kind).validate_json(content)
     except ValidationError as error:
@@ -114,7 +115,7 @@ def checked_json(content: str | bytes, kind: Any, name: str) -> Any:
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:
-    """The same for what was read already."""
+    """A value that was read already as an object of this kind, as :func:`checked_json`."""
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
@@ -127,7 +128,7 @@ def read_json(path: Path, kind: Any) -> Any:
 
 
 def read_json_if_there(path: Path, kind: Any) -> Any:
-    """The same; None where there is no such file."""
+    """:func:`read_json`, or None where there is no such file."""
     return read_json(path, kind) if path.is_file() else None
 
 
