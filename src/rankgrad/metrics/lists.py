@@ -16,13 +16,13 @@ from rankgrad.ranking import ranks_of
 GAINS = ("linear", "exponential")
 
 
-def _reduce(values: Tensor, counts: Tensor, reduction: str) -> Tensor:
-    """Mean over the lists that count, or each list's value."""
+def _reduce(values: Tensor, counts: Tensor, reduction: str, lists: Lists, dtype: torch.dtype) -> Tensor:
+    """Mean over the lists that count, or each list's value in the caller's shape; in the compute dtype."""
     _check.one_of("reduction", reduction, ("mean", "none"))
     values = values.where(counts, 0)
     if reduction == "none":
-        return values
-    return values.sum() / counts.sum().clamp(min=1)
+        return values.to(dtype).reshape(lists.shape)
+    return (values.sum() / counts.sum().clamp(min=1)).to(dtype)
 
 
 class _RankedLists:
@@ -66,8 +66,7 @@ class _RankedLists:
 
     def reduced(self, per_list: Tensor) -> Tensor:
         """Reduce per-list values."""
-        out = _reduce(per_list + self._poison, self.count > 0, self._reduction).to(self._dtype)
-        return out.reshape(self._lists.shape) if self._reduction == "none" else out
+        return _reduce(per_list + self._poison, self.count > 0, self._reduction, self._lists, self._dtype)
 
 
 def average_precision(
@@ -325,8 +324,8 @@ def ndcg(
     exists = None if exists is None else exists.gather(-1, order)
     ranks = ranks_of(lists, lists.put(scores).gather(-1, order), exists, "ordinal")
     value = layout.total(gains.gather(-1, order) * discount(ranks, k)) + 0 * layout.total(ranks)
-    out = _reduce(value / ideal.where(ideal != 0, 1), ideal != 0, reduction).to(compute_dtype(scores.dtype))
-    return out.reshape(lists.shape) if reduction == "none" else out
+    value = value / ideal.where(ideal != 0, 1)
+    return _reduce(value, ideal != 0, reduction, lists, compute_dtype(scores.dtype))
 
 
 def spearman(
@@ -370,5 +369,4 @@ def spearman(
     a, b = centred(scores), centred(target if target.is_floating_point() else target.double())
     spread = (layout.total(a.square()) * layout.total(b.square())).sqrt()
     value = layout.total(a * b) / spread.where(spread != 0, 1)
-    out = _reduce(value, n > 1, reduction).to(compute_dtype(scores.dtype))
-    return out.reshape(lists.shape) if reduction == "none" else out
+    return _reduce(value, n > 1, reduction, lists, compute_dtype(scores.dtype))
