@@ -12,14 +12,18 @@ from rankgrad.engine.precision import count_dtype
 from rankgrad.engine.request import Answer, Request
 
 
+def _broadcast(value: float | Tensor, scores: Tensor) -> Tensor:
+    """A number of all calls, or one of each, ``[calls]``, in the shape and dtype to be added to the scores."""
+    if isinstance(value, Tensor):
+        return value.reshape(-1, *[1] * (scores.ndim - 1)).to(scores.dtype)
+    return torch.full((), value, dtype=scores.dtype, device=scores.device)
+
+
 def shifted(request: Request, relevant: Tensor) -> Tensor:
     """Scores after the margin: irrelevant items up by half of it, relevant items down."""
-    half = request.half_margin()
-    if isinstance(half, Tensor):
-        half = half.reshape(-1, *[1] * (relevant.ndim - 1))
-    else:
-        half = torch.full((), half, dtype=request.dtype, device=relevant.device)
-    return request.scores.to(request.dtype) + torch.where(relevant, -half, half)
+    scores = request.scores.to(request.dtype)
+    half = _broadcast(request.half_margin(), scores)
+    return scores + torch.where(relevant, -half, half)
 
 
 def evaluate(request: Request) -> Answer:
@@ -78,12 +82,7 @@ def _window_gradient(
     The sums are those of integers, slopes in units of a power of two: every engine, in any order, has the same
     bits.
     """
-    window = request.window()
-    if isinstance(window, Tensor):
-        step = window.reshape(-1, *[1] * (y.ndim - 1)).to(y.dtype)
-    else:
-        step = torch.full((), window, dtype=y.dtype, device=y.device)
-    moved = torch.where(relevant, y + step, y)
+    moved = torch.where(relevant, y + _broadcast(request.window(), y), y)
     after = lists.order(moved, relevant, exists)
     passed = above - (lists.ranks(after) - lists.ranks_among(relevant, after))
     slopes = slopes.where(relevant & (above > 0), 0)
