@@ -105,12 +105,14 @@ def evaluate_mean(request: Request) -> Answer:
 
 
 def _evaluate(*fields: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    losses, gradient, divisor, lists = evaluate(Request(*fields))
+    request = Request(*fields)
+    losses, gradient, divisor, lists = evaluate(request)
     # An op returns nothing of its arguments, and the strides that its fake promises.
-    return losses, gradient.contiguous(), divisor, lists.clone() if lists is fields[6] else lists
+    return losses, gradient.contiguous(), divisor, lists.clone() if lists is request.lists else lists
 
 
 evaluate_op = op_on(Request)(_evaluate)
+_TABLES = Request._fields.index("tables")
 
 
 @fake_of("evaluate")
@@ -124,7 +126,7 @@ def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return per_list, scores.new_empty(gradient, dtype=dtype), torch.empty_like(per_list), lists
 
 
-torch.library.register_vmap("rankgrad::evaluate", vmap_over_calls(evaluate_op, whole=[4]))
+torch.library.register_vmap("rankgrad::evaluate", vmap_over_calls(evaluate_op, whole=[_TABLES]))
 
 
 def _standings(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,7 +149,7 @@ def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     return places, torch.empty_like(places), places.new_empty(request.shape, dtype=torch.float64)
 
 
-torch.library.register_vmap("rankgrad::standings", vmap_over_calls(standings, whole=[4]))
+torch.library.register_vmap("rankgrad::standings", vmap_over_calls(standings, whole=[_TABLES]))
 
 # -------------------------------------------------------------- one number, and its gradient
 
