@@ -77,12 +77,17 @@ def meanings(config: type[Section], prefix: str = "") -> dict[str, str]:
     told, inner = comments(config), sections_of(config)
     found: dict[str, str] = {}
     for name, field in config.model_fields.items():
-        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        choices = _choices(field.annotation)
         known = " | ".join(choices) if len(choices) > 1 else ""
         found[prefix + name] = "; ".join(part for part in (known, told.get(name, "")) if part)
         if name in inner:
             found |= meanings(inner[name], f"{prefix}{name}.")
     return found
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The values of a Literal; none of any other type."""
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def shown(value: Any) -> str:
@@ -193,8 +198,7 @@ def _section_words(key: str, section: type[Section]) -> str:
     """What can be given for a whole section: a name if it has one, or settings."""
     names, fields = [], dict(section.model_fields)
     if (name := fields.pop("name", None)) is not None:
-        choices = get_args(name.annotation) if get_origin(name.annotation) is Literal else ()
-        names = [*choices] or ["a name (rankgrad ls)"]
+        names = [*_choices(name.annotation)] or ["a name (rankgrad ls)"]
     return " or ".join([*names, *(f"settings of its own, as {key}.{field}=..." for field in list(fields)[:1])])
 
 
@@ -208,8 +212,7 @@ def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
         known = set(kind.model_fields)
         if kind is config:  # a bare key may be meant for any section
             for name, section in sections_of(kind).items():  # and a loss has arguments of its own
-                given = settings.get(name)
-                known |= set(section.model_fields) | (set(given) if isinstance(given, dict) else set())
+                known |= {*section.model_fields, *_section(settings, name)}
         return f"{key}: unknown setting{nearest(path[-1], known)}"
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         words = [word.strip(" '") for word in error["ctx"]["expected"].replace(" or ", ",").split(",")]
