@@ -40,7 +40,7 @@ def same_weights(a, b):
 
 def stop_after(monkeypatch, steps):
     """Break the loop as a kill would, right after a number of steps."""
-    inner = Trainer._train_one
+    inner = Trainer._train_step
     left = [steps]
 
     def one(self, network):
@@ -49,7 +49,7 @@ def stop_after(monkeypatch, steps):
         left[0] -= 1
         inner(self, network)
 
-    monkeypatch.setattr(Trainer, "_train_one", one)
+    monkeypatch.setattr(Trainer, "_train_step", one)
 
 
 def with_removed(settings):

@@ -281,7 +281,7 @@ def test_what_errors_of_torch_mean():
 def test_out_of_memory_is_one_line(tmp_path, monkeypatch):
     from rankgrad.lab.training.loop import Trainer
 
-    monkeypatch.setattr(Trainer, "_train_one", lambda self, network: torch.empty(2**60))
+    monkeypatch.setattr(Trainer, "_train_step", lambda self, network: torch.empty(2**60))
     line = message_of("train", "digits", "evaluate_first=false", "--out", tmp_path / "a")
     assert line.startswith("rankgrad: out of memory; lower the batch size")
 

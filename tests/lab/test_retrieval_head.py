@@ -172,7 +172,7 @@ def test_at_first_only_the_head_learns(tmp_path):
     proxies = task.loss.loss.proxies.detach().clone()
     held = math.ceil(0.25 * task.steps_per_epoch)
     for step in range(held + 1):
-        trainer._train_one(task.network)
+        trainer._train_step(task.network)
         moved = {n for n, value in task.network.named_parameters() if not torch.equal(value, start[n])}
         assert {name.split(".")[0] for name in moved} == (
             {"embedding", "backbone"} if step == held else {"embedding"}
@@ -187,7 +187,7 @@ def test_fixed_norms_do_not_learn(tmp_path):
     task = kind(config, torch.device("cpu"))
     trainer = Trainer(task, config, tmp_path, torch.device("cpu"))
     before = {name: value.clone() for name, value in task.network.state_dict().items()}
-    trainer._train_one(task.network)
+    trainer._train_step(task.network)
     after = task.network.state_dict()
     same = {name for name in before if torch.equal(before[name], after[name])}
     norms = {

@@ -44,14 +44,14 @@ def whole(tmp_path_factory):
 
 def send(monkeypatch, number, at):
     """Send this process a signal in the step ``at``."""
-    inner = Trainer._train_one
+    inner = Trainer._train_step
 
     def one(self, network):
         if self.step == at:
             os.kill(os.getpid(), number)
         inner(self, network)
 
-    monkeypatch.setattr(Trainer, "_train_one", one)
+    monkeypatch.setattr(Trainer, "_train_step", one)
 
 
 def assert_same_run(cut, whole):
@@ -236,7 +236,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("went on")
 
-    monkeypatch.setattr(Trainer, "_train_one", one)
+    monkeypatch.setattr(Trainer, "_train_step", one)
     with pytest.raises(KeyboardInterrupt):
         run.run("digits", ["epochs=1", "evaluate_first=false", "device=cpu"], out=str(tmp_path / "a"))
     assert calls == [0] and not (tmp_path / "a" / "state.pt").exists()

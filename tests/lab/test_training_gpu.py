@@ -41,10 +41,10 @@ def test_a_step_does_not_wait_for_the_device(tmp_path):
     task = kind(config, device)
     trainer = Trainer(task, config, tmp_path, device)
     for _ in range(4):  # first use of everything, and the memory filled
-        trainer._train_one(task.network)
+        trainer._train_step(task.network)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer._train_one(task.network)
+        trainer._train_step(task.network)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -78,7 +78,7 @@ def test_fp16_scales_the_loss_and_leaves_lambda_alone(tmp_path):
         task.network.load_state_dict(start)
         trainer = Trainer(task, config, tmp_path, torch.device("cpu"))
         trainer.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        trainer._train_one(task.network)
+        trainer._train_step(task.network)
         found.append([p.clone() for p in task.network.parameters()])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

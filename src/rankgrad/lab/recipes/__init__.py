@@ -128,7 +128,7 @@ def is_run(name: str) -> bool:
 def checked(
     settings: dict[str, Any], overrides: Sequence[str] = (), *, saved: bool = False
 ) -> tuple[type[Task], Any]:
-    """The same for settings that were read already; ``saved`` with a run, perhaps by an older version."""
+    """:func:`load` for settings that were read already; ``saved`` with a run, perhaps by an older version."""
     task = task_of(settings)
     if saved:
         settings = task.config_class.upgraded(settings)

@@ -34,9 +34,9 @@ from rankgrad.lab.training.task import Task, Training
 
 #: Bytes that must be free where a run is written.
 ROOM = 256 << 20
-#: Where the runs are, in the folder of a run, that its settings were chosen by.
+#: The folder, inside that of a run, of the trials by which its settings were chosen.
 TRIALS = "trials"
-#: In the folder of such a run: why its training failed.
+#: The file in the folder of a trial whose training failed: why.
 FAILED = "failed.txt"
 #: Settings that may differ when a run is resumed: they do not change its results.
 _FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
@@ -137,11 +137,12 @@ def run(
             config, chosen = task.chosen(config, device, trials)
             previous = previous and not (folder / TRIALS).is_dir()  # it was that of a trial
         if seeds == 1:
-            return folder, [_one(task, config, folder, device, resume=resume, previous=previous, chosen=chosen)]
+            result = _train_run(task, config, folder, device, resume=resume, previous=previous, chosen=chosen)
+            return folder, [result]
         results = []
         for seed in range(config.seed, config.seed + seeds):
             seeded = config.model_copy(update={"seed": seed})
-            results.append(_one(task, seeded, folder / f"seed-{seed}", device, resume=resume, chosen=chosen))
+            results.append(_train_run(task, seeded, folder / f"seed-{seed}", device, resume=resume, chosen=chosen))
     if distributed.process_index() == 0:
         checkpoint.write_text(folder / "seeds.json", json.dumps(seed_statistics(results), indent=1))
         write_report(folder)
@@ -164,13 +165,12 @@ def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *
             same_settings(run, settings, "--resume")
             return {} if failed else dict(result.last)
         if first:
-            checkpoint.write_text(
-                place / "config.yaml", recipes.dump(config)
-            )  # what goes on if this is interrupted
+            # What --resume continues, if the trials are interrupted.
+            checkpoint.write_text(place / "config.yaml", recipes.dump(config))
             print(printable(f"to choose settings, on a part of the training data: {run}"), flush=True)
         try:
             again = previous and any(run.glob("state*.pt"))
-            result = _one(kind, settings, run, device, resume=True, previous=again, told=False)
+            result = _train_run(kind, settings, run, device, resume=True, previous=again, print_notes=False)
         except TrainingError as error:
             if first:
                 checkpoint.write_text(run / FAILED, f"{error.what}\n")
@@ -190,7 +190,7 @@ def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *
     return train
 
 
-def _one(
+def _train_run(
     kind: type[Task],
     config: Any,
     folder: Path,
@@ -199,9 +199,9 @@ def _one(
     resume: bool,
     previous: bool = False,
     chosen: Sequence[str] = (),
-    told: bool = True,
+    print_notes: bool = True,
 ) -> Result:
-    """One training, to its end; ``told``: whether the notes on its data and settings are printed."""
+    """Train one run to its end; ``print_notes``: whether the notes on its data and settings are printed."""
     if resume and (folder / "config.yaml").is_file():
         _same_version(folder, kind)
         same_settings(folder, config, "--resume")
@@ -210,9 +210,9 @@ def _one(
     trainer = Trainer(task, config, folder, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
-        for line in task.notes if told else ():
+        for line in task.notes if print_notes else ():
             print(printable(line))
-        if told and config.evaluate_every == "auto" and trainer.evaluate_every > 1:
+        if print_notes and config.evaluate_every == "auto" and trainer.evaluate_every > 1:
             print(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
         described_data = task.describe() | {"chosen": list(chosen)}
         checkpoint.write_text(folder / "data.json", json.dumps(described_data, indent=1))

@@ -142,7 +142,7 @@ class Trainer:
                         self._evaluate(bar, stop)
                     speed = _Speed(self.step)
                 else:
-                    self._train_one(network)
+                    self._train_step(network)
                     if self._losses_are_read():
                         self._show_losses(bar)
                     if self._epoch_ends():
@@ -176,7 +176,7 @@ class Trainer:
         dynamic = False if self.task.same_shapes else None
         return torch.compile(network, mode=mode, dynamic=dynamic)  # type: ignore[return-value]
 
-    def _train_one(self, network: nn.Module) -> None:
+    def _train_step(self, network: nn.Module) -> None:
         config = self.config
         seed_step(config.seed, self.step)
         network.train()

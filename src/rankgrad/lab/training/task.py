@@ -16,7 +16,8 @@ from rankgrad.lab.training.config import RunConfig
 from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.trained import Trained
 
-#: Does a run of these settings, by a name of its own, before the run that they are chosen for.
+#: Trains under a name with these settings, as a trial before the run itself; returns the last evaluation, empty if
+#: training failed.
 Training = Callable[[str, Any], Mapping[str, float]]
 
 
@@ -40,7 +41,7 @@ class Task(ABC):
 
     config_class: ClassVar[type[RunConfig]]  #: the settings of a run
     headline: str  #: the metric that says which checkpoint is best; higher is better
-    tie_break: str = ""  #: the metric that decides between evaluations with the same headline; else the first wins
+    tie_break: str = ""  #: decides between evaluations with the same headline; of equal ones the last is best
     same_shapes: ClassVar[bool]  #: all batches have one shape: cuDNN may benchmark its algorithms
 
     network: Any  #: a Module: what is trained and saved as weights
@@ -79,21 +80,20 @@ class Task(ABC):
 
     @classmethod
     def completed(cls, config: Any) -> Any:
-        """The settings with everything filled in that follows from others; so they are saved with a run."""
+        """The settings with everything filled in that follows from others, as they are saved with a run."""
         return config
 
     @classmethod
     def chosen(cls, config: Any, device: torch.device, train: Training) -> tuple[Any, list[str]]:
-        """The settings with what runs on a part of the training data choose, and lines that say so.
+        """The settings with those that are found by trials on part of the training data, and notes on them.
 
-        ``train(name, settings)`` does such a run on the device, and returns its last evaluation: empty where it
-        failed.
+        ``train(name, settings)`` does a trial on the device; see :data:`Training`.
         """
         return config, []
 
     @classmethod
     def as_chosen(cls, config: Any, before: Any) -> Any:
-        """The settings with what was chosen for a run that goes on, from the settings saved with it."""
+        """The settings of a resumed run, with what :meth:`chosen` found ``before``: the settings saved with it."""
         return config
 
     @classmethod

@@ -142,7 +142,7 @@ def _check_header(file: Image.Image) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Image.Image, int]]:
-    """The same within :data:`BUDGET`, for what needs the header alone."""
+    """:func:`_opened` within :data:`BUDGET`, for what needs the header alone."""
     with BUDGET.of(BYTES_PER_HEADER_BYTE * min(path.stat().st_size, HEADER)), _opened(path) as file:
         yield file
 
