@@ -277,11 +277,11 @@ def loss_of_ranks(
             divisor = reaching(window)
         gradient = change(divisor)
         if scores.device.type == "cpu" and is_plain_call(scores) and zero_gradients.is_due(scores):
-            moved = layout.total((gradient != 0).long()) > 0
-            if not bool(moved.all()) and int(slopes.count_nonzero()) >= zero_gradients.FEWEST_ITEMS:
+            with_gradient = layout.total((gradient != 0).long()) > 0
+            if not bool(with_gradient.all()) and int(slopes.count_nonzero()) >= zero_gradients.FEWEST_ITEMS:
                 further = change(reaching(spread_over(scores, mask)))
-                to_learn = moved | (layout.total((further != 0).long()) > 0)  # others are in the right order
-                zero_gradients.warn_if_still(to_learn, moved, reach.kind, reach.strength)
+                with_loss = with_gradient | (layout.total((further != 0).long()) > 0)  # others are in order
+                zero_gradients.warn_if_mostly_zero(with_loss, with_gradient, reach.kind, reach.strength)
     else:
         losses, gradient, divisor = counted_losses(before), before[..., :0], items.double()
     loss: Tensor = ops.reduce_lists(scores, losses, gradient, divisor, counting, lists.offsets, reduction)

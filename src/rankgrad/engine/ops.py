@@ -74,20 +74,20 @@ def evaluate(request: Request) -> Answer:
     if waits_for_checks(request.scores, request.check_finite):
         check_nan(answer.losses, request.tables)
     if request.with_gradient and request.scores.device.type == "cpu" and zero_gradients.is_due(request.scores):
-        _warn_if_still(asked, answer)
+        _warn_if_mostly_zero(asked, answer)
     return answer
 
 
-def _warn_if_still(request: Request, answer: Answer) -> None:
+def _warn_if_mostly_zero(request: Request, answer: Answer) -> None:
     """See :mod:`rankgrad.engine.zero_gradients`."""
     if int(request.relevance.count_nonzero()) >= zero_gradients.FEWEST_ITEMS:
-        layout, to_learn = layout_of(request), answer.losses > 0
+        layout, with_loss = layout_of(request), answer.losses > 0
         if request.tables is not None:  # a weight may be flat where a list's items stand: no reach would help
             above = engine_for(request).standings(request)[0]  # 0 of all but relevant items
             sloped = (above > 0) & (terms(request.form, request.tables, above, above)[1] != 0)
-            to_learn &= layout.total(sloped.long()) > 0
-        moved = layout.total((answer.gradient != 0).long()) > 0
-        zero_gradients.warn_if_still(to_learn, moved, request.reach, request.strength)
+            with_loss &= layout.total(sloped.long()) > 0
+        with_gradient = layout.total((answer.gradient != 0).long()) > 0
+        zero_gradients.warn_if_mostly_zero(with_loss, with_gradient, request.reach, request.strength)
 
 
 def evaluate_mean(request: Request) -> Answer:

@@ -24,14 +24,16 @@ def is_due(scores: Tensor) -> bool:
     return not _Seen.warned and not _Seen.calls & (_Seen.calls - 1) and scores.numel() <= MOST_SCORES
 
 
-def warn_if_still(to_learn: Tensor, moved: Tensor, reach: str, strength: float) -> None:
-    """Warn if nearly all lists ``to_learn`` from are not ``moved``; both bool, a value for each list.
+def warn_if_mostly_zero(with_loss: Tensor, with_gradient: Tensor, reach: str, strength: float) -> None:
+    """Warn if nearly all lists with a loss have no gradient.
 
     Args:
+        with_loss: bool, for each list: whether it has a loss that another reach could lower.
+        with_gradient: bool, for each list: whether an item of it has a gradient.
         reach, strength: As in :class:`rankgrad.reach.Reach`.
     """
-    lists, still = int(to_learn.sum()), int((to_learn & ~moved).sum())
-    if not still or still < NEARLY_ALL * lists:
+    lists, without = int(with_loss.sum()), int((with_loss & ~with_gradient).sum())
+    if not without or without < NEARLY_ALL * lists:
         return
     _Seen.warned = True
     if reach == "share":
@@ -43,7 +45,7 @@ def warn_if_still(to_learn: Tensor, moved: Tensor, reach: str, strength: float) 
             "taken from the scores"
         )
     warnings.warn(
-        f"rankgrad: {still:,} of {lists:,} lists with a loss have no gradient: nothing that an item should pass "
+        f"rankgrad: {without:,} of {lists:,} lists with a loss have no gradient: nothing that an item should pass "
         f"is within its reach; {remedy}",
         stacklevel=2,
     )
