@@ -1,4 +1,4 @@
-"""Convolutions that carry frozen batch norms: the same function, the same gradients, the same names."""
+"""Frozen batch norms folded into convolutions: the same function, the same gradients, the same names."""
 
 import copy
 import pickle
@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import models
 
 from rankgrad.lab.detection.config import Model, View
-from rankgrad.lab.detection.model import CarriedFrozenNorm, FrozenNorm, build
-from rankgrad.lab.vision.frozen_norm import carry_frozen_norms
+from rankgrad.lab.detection.model import FoldedFrozenNorm, FrozenNorm, build
+from rankgrad.lab.vision.frozen_norm import fold_frozen_norms
 
 
 def with_random_norms(network):
@@ -29,20 +29,20 @@ def with_random_norms(network):
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 def test_the_same_values_gradients_and_names(name):
     plain = with_random_norms(models.get_model(name, weights=None))
-    carrying = copy.deepcopy(plain)
-    assert carry_frozen_norms(carrying) == sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules())
+    folded = copy.deepcopy(plain)
+    assert fold_frozen_norms(folded) == sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules())
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    outputs = [network(images) for network in (plain, carrying)]
+    outputs = [network(images) for network in (plain, folded)]
     torch.testing.assert_close(*outputs)
     upstream = torch.randn_like(outputs[0])
     for output in outputs:
         output.backward(upstream)
-    assert list(plain.state_dict()) == list(carrying.state_dict())
-    for (key, one), other in zip(plain.named_parameters(), carrying.parameters(), strict=True):
+    assert list(plain.state_dict()) == list(folded.state_dict())
+    for (key, one), other in zip(plain.named_parameters(), folded.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, msg=lambda text, key=key: f"{key}: {text}")
 
 
-def test_a_detector_s_norms_are_carried():
+def test_a_detector_s_norms_are_folded():
     network, _ = build(
         Model(backbone="tiny", weights="none", pyramid=16, hidden=16),
         View(short=64, long=64),
@@ -51,25 +51,25 @@ def test_a_detector_s_norms_are_carried():
         seed=0,
     )
     norms = [module for module in network.modules() if isinstance(module, FrozenNorm)]
-    assert norms and all(type(module) is CarriedFrozenNorm for module in norms)
+    assert norms and all(type(module) is FoldedFrozenNorm for module in norms)
     again = pickle.loads(pickle.dumps(network))
     assert [type(module) for module in again.modules()] == [type(module) for module in network.modules()]
     images = torch.rand(1, 3, 64, 64)
     torch.testing.assert_close(again.backbone(images), network.backbone(images))
     plain = with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), FrozenNorm(4)))
-    carrying = copy.deepcopy(plain)
-    for network in (plain, carrying):
+    folded = copy.deepcopy(plain)
+    for network in (plain, folded):
         network[1].running_var.fill_(3.0)
         network[1].bias.fill_(0.5)
-    assert carry_frozen_norms(carrying, FrozenNorm, CarriedFrozenNorm) == 1
+    assert fold_frozen_norms(folded, FrozenNorm, FoldedFrozenNorm) == 1
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    torch.testing.assert_close(plain(images), carrying(images))
+    torch.testing.assert_close(plain(images), folded(images))
 
 
 def test_weights_loaded_later_and_copies_count():
     plain, other = (with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))) for _ in range(2))
     nn.init.normal_(other[1].weight)
-    assert carry_frozen_norms(plain) == 1
+    assert fold_frozen_norms(plain) == 1
     plain.load_state_dict(other.state_dict())
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     twin = copy.deepcopy(plain)
@@ -111,7 +111,7 @@ class Untraceable(nn.Sequential):
 )
 def test_left_alone_where_it_would_be_wrong(network):
     before = copy.deepcopy(network).eval()
-    assert carry_frozen_norms(network) == 0
+    assert fold_frozen_norms(network) == 0
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(network.eval()(images), before(images))
 
@@ -129,39 +129,39 @@ class Calls(TorchDispatchMode):
 
 
 def constant_norm(bias=True):
-    """A convolution with a norm that has nothing to learn: plain, and carried."""
+    """A convolution with a norm that has nothing to learn: plain, and folded."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3, bias=bias), FrozenNorm(4)).double()
     for buffer in plain.buffers():
         buffer.uniform_(0.5, 2)
-    carrying = copy.deepcopy(plain)
-    assert carry_frozen_norms(carrying, FrozenNorm, CarriedFrozenNorm) == 1
-    return plain, carrying, torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    folded = copy.deepcopy(plain)
+    assert fold_frozen_norms(folded, FrozenNorm, FoldedFrozenNorm) == 1
+    return plain, folded, torch.randn(2, 3, 8, 8, dtype=torch.float64)
 
 
 def test_constants_are_not_made_in_every_step():
-    plain, carrying, images = constant_norm(bias=False)
+    plain, folded, images = constant_norm(bias=False)
     with Calls() as calls:
-        found = carrying(images)
+        found = folded(images)
     torch.testing.assert_close(found, plain(images))
     assert calls.names.count("mul") == 1 and "rsqrt" not in calls.names and "add" not in calls.names
 
 
 def test_constants_follow_what_is_loaded_and_where_the_network_goes():
-    plain, carrying, images = constant_norm()
+    plain, folded, images = constant_norm()
     state = {name: torch.rand_like(value) + 0.5 for name, value in plain.state_dict().items()}
-    assert state.keys() == carrying.state_dict().keys()
-    twin = copy.deepcopy(carrying)
+    assert state.keys() == folded.state_dict().keys()
+    twin = copy.deepcopy(folded)
     before = twin(images)
     for assign in (False, True):
         state = {name: value + 1 for name, value in state.items()}
-        for network in (plain, carrying):
+        for network in (plain, folded):
             network.load_state_dict(state, assign=assign)
-        torch.testing.assert_close(carrying(images), plain(images))
+        torch.testing.assert_close(folded(images), plain(images))
     assert torch.equal(twin(images), before)  # a copy has its own
     twin.load_state_dict(state)
     torch.testing.assert_close(twin(images), plain(images))
-    torch.testing.assert_close(carrying.float()(images.float()), plain.float()(images.float()))
+    torch.testing.assert_close(folded.float()(images.float()), plain.float()(images.float()))
 
 
 def test_all_that_learns_has_a_gradient():

@@ -27,7 +27,7 @@ from rankgrad.lab.detection.proposals import BatchedHeads, BatchedProposals
 from rankgrad.lab.training.checkpoint import fill
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.vision.frozen_norm import Carried, carry_frozen_norms
+from rankgrad.lab.vision.frozen_norm import Folded, fold_frozen_norms
 from rankgrad.lab.vision.weights import fetching, load_file, stride_in_1x1
 
 _SHAPES = 512  # of batches whose anchors are kept: 2 MB each at 608 x 800
@@ -48,7 +48,7 @@ class FrozenNorm(FrozenBatchNorm2d):  # type: ignore[misc]
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
 
-class CarriedFrozenNorm(Carried, FrozenNorm):
+class FoldedFrozenNorm(Folded, FrozenNorm):
     """A frozen batch norm folded into the convolution before it."""
 
 
@@ -125,7 +125,7 @@ def _pyramid(body: resnet.ResNet, config: Model) -> BackboneWithFPN:
     trained = [*_LAYERS[: config.trainable], *(["bn1"] if config.trainable == 5 else [])]
     for name, parameter in body.named_parameters():
         parameter.requires_grad_(any(name.startswith(layer) for layer in trained))
-    carry_frozen_norms(body, FrozenNorm, CarriedFrozenNorm)
+    fold_frozen_norms(body, FrozenNorm, FoldedFrozenNorm)
     channels = [body.inplanes // 8 * 2**level for level in range(4)]
     return BackboneWithFPN(body, {f"layer{i + 1}": str(i) for i in range(4)}, channels, config.pyramid)
 

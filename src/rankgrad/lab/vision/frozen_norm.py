@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 
-class _CarryingConv(nn.Conv2d):
+class _FoldingConv(nn.Conv2d):
     """A convolution that does the work of the frozen norm behind it."""
 
-    carried: tuple[Any]  # in a tuple: the norm stays a module of its own place only
+    folded_norm: tuple[Any]  # in a tuple, so that it is no submodule: it stays one of its own place
     constant_scale: Tensor | None  # of a norm that has nothing to learn; buffers, to go where the network goes
     constant_shift: Tensor | None
 
     def forward(self, input: Tensor) -> Tensor:
         scale, shift = self.constant_scale, self.constant_shift
         if scale is None or shift is None:
-            scale, shift = _scale_and_shift(self.carried[0])
+            scale, shift = _scale_and_shift(self.folded_norm[0])
         if self.bias is not None:
             shift = shift + self.bias * scale
         weight = self.weight * scale[:, None, None, None]
@@ -36,7 +36,7 @@ class _CarryingConv(nn.Conv2d):
     @torch.inference_mode(False)
     def make_constants(self) -> None:
         """Once for all steps."""
-        self.constant_scale, self.constant_shift = _scale_and_shift(self.carried[0])
+        self.constant_scale, self.constant_shift = _scale_and_shift(self.folded_norm[0])
 
 
 def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
@@ -47,22 +47,22 @@ def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
     return scale, shift if norm.bias is None else shift + norm.bias
 
 
-class Carried:
-    """Mixed into a norm's class: the convolution before it does its work."""
+class Folded:
+    """Mixed into the class of a norm whose work the convolution before it does."""
 
-    carrier: tuple[_CarryingConv] | tuple[()] = ()  # whose constants are made of this norm
+    convolution: tuple[_FoldingConv] | tuple[()] = ()  # whose constants are made of this norm, if it has any
 
     def forward(self, input: Tensor) -> Tensor:
         return input
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)  # type: ignore[misc]
-        for conv in self.carrier:
+        for conv in self.convolution:
             conv.make_constants()
 
 
-class CarriedBatchNorm(Carried, nn.BatchNorm2d):
-    """A class of the module, so that a network can be pickled."""
+class FoldedBatchNorm(Folded, nn.BatchNorm2d):
+    """A class of this module, so that a network can be pickled."""
 
 
 class _Tracer(fx.Tracer):
@@ -76,10 +76,10 @@ class _Tracer(fx.Tracer):
         return isinstance(m, self.norm) or super().is_leaf_module(m, module_qualified_name)
 
 
-def carry_frozen_norms(
-    network: nn.Module, norm: type[nn.Module] = nn.BatchNorm2d, carried: type[Carried] = CarriedBatchNorm
+def fold_frozen_norms(
+    network: nn.Module, norm: type[nn.Module] = nn.BatchNorm2d, folded: type[Folded] = FoldedBatchNorm
 ) -> int:
-    """Let convolutions carry the frozen norms that directly follow them, in place; returns how many.
+    """Fold frozen norms into the convolutions directly before them, in place; returns how many.
 
     Only where each of the two is called once and nothing else uses the convolution's output. A network that
     torch.fx cannot trace stays as it is.
@@ -88,7 +88,7 @@ def carry_frozen_norms(
         network: Whose norms, all of them, are and stay frozen. What their buffers hold may be loaded anew
             (``load_state_dict``), but not written by hand afterwards.
         norm: Their class, with what ``nn.BatchNorm2d`` has of parameters and statistics.
-        carried: :class:`Carried` and that class.
+        folded: The subclass of :class:`Folded` and that class.
     """
     try:
         graph = _Tracer(norm).trace(network)
@@ -106,17 +106,17 @@ def carry_frozen_norms(
         plain = type(behind) is norm and type(conv) is nn.Conv2d and conv.padding_mode == "zeros"
         known = getattr(behind, "running_var", None) is not None
         if plain and known and times[node.target] == times[before.target] == 1:
-            _pair(conv, behind, carried)
+            _fold(conv, behind, folded)
             pairs += 1
     return pairs
 
 
-def _pair(conv: Any, norm: Any, carried: type[Carried]) -> None:
+def _fold(conv: Any, norm: Any, folded: type[Folded]) -> None:
     # Another class for the same objects: parameters, buffers, hooks and names stay what they are.
-    conv.__class__, norm.__class__ = _CarryingConv, carried
-    conv.carried = (norm,)
+    conv.__class__, norm.__class__ = _FoldingConv, folded
+    conv.folded_norm = (norm,)
     for name in ("constant_scale", "constant_shift"):
         conv.register_buffer(name, None, persistent=False)
     if not list(norm.parameters()):
-        norm.carrier = (conv,)
+        norm.convolution = (conv,)
         conv.make_constants()

@@ -16,7 +16,7 @@ from rankgrad.lab.retrieval.images.pooling import set_pooling
 from rankgrad.lab.training.checkpoint import fill
 from rankgrad.lab.training.config import nearest
 from rankgrad.lab.training.errors import UserError
-from rankgrad.lab.vision.frozen_norm import carry_frozen_norms
+from rankgrad.lab.vision.frozen_norm import fold_frozen_norms
 from rankgrad.lab.vision.images import MEAN, STD
 from rankgrad.lab.vision.weights import fetching, load_file, stride_in_1x1
 
@@ -255,5 +255,5 @@ def _embedder(backbone: nn.Module, config: Model, crop: int) -> Embedder:
         for module in backbone.modules():
             if isinstance(module, _NORMS):
                 module.requires_grad_(config.batch_norm == "frozen")
-        carry_frozen_norms(backbone)
+        fold_frozen_norms(backbone)
     return Embedder(backbone, features[1], config.embedding, norm=config.norm == "layer", freeze_batch_norm=frozen)
