@@ -21,8 +21,10 @@ from rankgrad.detection.region_loss import RegionLoss
 
 Model = TypeVar("Model", bound=nn.Module)
 
+_NEWTON_STEPS = 50  # at most
 
-def fit_scale(scores: Tensor, relevance: Tensor, *, steps: int = 50) -> tuple[float, float]:
+
+def fit_scale(scores: Tensor, relevance: Tensor) -> tuple[float, float]:
     """Slope and offset of the logistic map from scores to the probability of being relevant.
 
     The maximum of the likelihood by Newton's method, with a prior of one relevant and one irrelevant item (Platt's
@@ -31,7 +33,6 @@ def fit_scale(scores: Tensor, relevance: Tensor, *, steps: int = 50) -> tuple[fl
     Args:
         scores: ``[n]``.
         relevance: ``[n]`` bool; some must be relevant and some not.
-        steps: Of Newton's method at most.
     """
     scores, relevance = scores.detach().double().flatten(), relevance.flatten() != 0
     positives, count = int(relevance.sum()), len(scores)
@@ -49,7 +50,7 @@ def fit_scale(scores: Tensor, relevance: Tensor, *, steps: int = 50) -> tuple[fl
         return F.binary_cross_entropy_with_logits(a * x + b, target)
 
     now = cost(slope, offset)
-    for _ in range(steps):
+    for _ in range(_NEWTON_STEPS):
         p = (slope * x + offset).sigmoid()
         error, weight = p - target, (p * (1 - p)).clamp(min=1e-12)
         gradient = torch.stack([(error * x).mean(), error.mean()])
