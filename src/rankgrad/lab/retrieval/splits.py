@@ -100,9 +100,12 @@ def by_classes(labels: Tensor, test_share: float, seed: int) -> tuple[Tensor, Te
 
 def kept_apart(labels: Tensor, test_share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Rows to train and to test on: whole classes, or where there are too few, every other item of each class."""
-    if test_share < 1 and 1 < int(labels.unique().numel()) < FEW:
-        return by_items(labels)
-    return by_classes(labels, test_share, seed)
+    return by_items(labels) if few_classes(labels, test_share) else by_classes(labels, test_share, seed)
+
+
+def few_classes(labels: Tensor, test_share: float) -> bool:
+    """Whether there are too few classes to train on some and test on the others."""
+    return test_share < 1 and 1 < int(labels.unique().numel()) < FEW
 
 
 def by_items(labels: Tensor) -> tuple[Tensor, Tensor]:

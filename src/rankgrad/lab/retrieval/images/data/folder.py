@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankgrad.lab.retrieval.images.config import Data
-from rankgrad.lab.retrieval.splits import FEW, Items, RetrievalSplits, kept_apart, numbered
+from rankgrad.lab.retrieval.splits import FEW, Items, RetrievalSplits, few_classes, kept_apart, numbered
 from rankgrad.lab.training.errors import UserError, printable
 from rankgrad.lab.vision.folders import images_in, root_of
 from rankgrad.lab.vision.images import SUFFIXES
@@ -46,7 +46,7 @@ def read(config: Data) -> RetrievalSplits:
             f"--data: expected a folder for each class in {root}, found images in one of them, {name!r}; if the "
             f"classes are inside it, say --data {_down_to_several(root / name)}"
         )
-    few = config.test_share < 1 and everything.classes() < FEW
+    few = few_classes(everything.labels, config.test_share)
     notes = [f"fewer than {FEW} classes: every other image of each is to test on"] if few else []
     notes += [*_deeper(everything, root), *_left_out(root, {root: everything})]
     rows = kept_apart(everything.labels, config.test_share, config.split_seed)
