@@ -89,9 +89,10 @@ def test_embeddings_by_kernels(shape):
     labels, numbers = torch.randint(5, shape[:1], device="cuda"), torch.arange(shape[0], device="cuda")
     others, valid = torch.randint(5, (700,), device="cuda"), torch.rand(700, device="cuda") < 0.5
     for own, exists in ((None, None), (numbers, None), (None, valid), (numbers, valid)):
-        given = labels, own, others, torch.arange(700, device="cuda"), exists
-        expected = embeddings.relevance_and_mask(*(one if one is None else one.cpu() for one in given))
-        for got, right in zip(embeddings.relevance_and_mask(*given), expected, strict=True):
+        given = embeddings.Labels(labels, own, others, torch.arange(700, device="cuda"), exists)
+        copied = embeddings.Labels(*(one if one is None else one.cpu() for one in given))
+        expected = embeddings.relevance_and_mask(copied)
+        for got, right in zip(embeddings.relevance_and_mask(given), expected, strict=True):
             assert got is None if right is None else torch.equal(got.cpu(), right)
 
 

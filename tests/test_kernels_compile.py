@@ -180,9 +180,9 @@ def test_embeddings(compiled):
     for _ in range(2):
         unit, lengths = embeddings.launch_normalize(torch.randn(70, 512))
         embeddings.launch_normalize_backward(unit, unit, lengths, 1e-6)
-        embeddings.launch_flags(labels, labels, labels, labels, None)
-        embeddings.launch_flags(labels.int(), None, labels.int(), labels, valid)
-        embeddings.launch_count_lists(labels, labels, labels, labels, valid)
+        embeddings.launch_flags(embeddings.Labels(labels, labels, labels, labels, None))
+        embeddings.launch_flags(embeddings.Labels(labels.int(), None, labels.int(), labels, valid))
+        embeddings.launch_count_lists(embeddings.Labels(labels, labels, labels, labels, valid))
     assert compiled.count("flag_pairs") == 2
     assert compiled.count("count_lists") == 1
 

@@ -357,8 +357,8 @@ def test_rows_of_unit_length(width):
 def test_relevance_and_mask_by_labels(own, valid):
     labels, of_candidates, numbers = torch.arange(9) % 4, torch.randint(0, 5, (700,)), torch.arange(700)
     numbers[600:] = 3
-    expected = embeddings.relevance_and_mask(labels, own, of_candidates, numbers, valid)
-    relevance, mask = embeddings.launch_flags(labels, own, of_candidates, numbers, valid)
+    given = embeddings.Labels(labels, own, of_candidates, numbers, valid)
+    (relevance, mask), expected = embeddings.launch_flags(given), embeddings.relevance_and_mask(given)
     assert torch.equal(relevance, expected[0])
     assert mask is None if expected[1] is None else torch.equal(mask, expected[1])
 
@@ -370,10 +370,10 @@ def test_lists_that_count_by_labels(own, valid):
     numbers[600:] = 3
     of_candidates[of_candidates == 3] = 9
     of_candidates[600:] = 3  # relevant to the fourth query alone, and its own number
-    given = labels, own, of_candidates, numbers, valid
-    expected = embeddings.counting_lists(*given, rows=4)
+    given = embeddings.Labels(labels, own, of_candidates, numbers, valid)
+    expected = embeddings.counting_lists(given, rows=4)
     assert 3 <= int(expected) <= 5
-    assert torch.equal(embeddings.launch_count_lists(*given), expected)
+    assert torch.equal(embeddings.launch_count_lists(given), expected)
 
 
 @pytest.mark.parametrize(

@@ -50,17 +50,16 @@ class Lookup(NamedTuple):
     candidate_ids: Tensor
     valid: Tensor | None = None
 
+    def _labels(self) -> engine.Labels:
+        return engine.Labels(self.labels, self.query_ids, self.candidate_labels, self.candidate_ids, self.valid)
+
     def relevance_and_mask(self) -> tuple[Tensor, Tensor | None]:
         """Which candidates are relevant to which query, and which exist: ``[queries, candidates]``."""
-        return engine.relevance_and_mask(
-            self.labels, self.query_ids, self.candidate_labels, self.candidate_ids, self.valid
-        )
+        return engine.relevance_and_mask(self._labels())
 
     def counting_lists(self, rows: int) -> Tensor:
         """How many queries have a relevant candidate; ``rows`` queries at a time where flags must be computed."""
-        return engine.counting_lists(
-            self.labels, self.query_ids, self.candidate_labels, self.candidate_ids, self.valid, rows
-        )
+        return engine.counting_lists(self._labels(), rows)
 
     def pairs(self) -> Pairs:
         """The score lists, by one product of matrices."""

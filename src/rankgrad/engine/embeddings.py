@@ -3,9 +3,11 @@
 Called in plain eager mode and inside ops; see :func:`rankgrad.engine.registration.is_plain_call`.
 """
 
+from __future__ import annotations
+
 import functools
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,87 +98,90 @@ def launch_normalize_backward(grad: Tensor, unit: Tensor, length: Tensor, least:
     return out
 
 
-def _labels_by_kernels(
-    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor
-) -> bool:
+class Labels(NamedTuple):
+    """Labels and ids of queries and candidates.
+
+    Relevant are candidates with a query's label. A candidate with the query's id does not exist for it, nor does
+    one that is not valid.
+
+    Attributes:
+        labels: ``[queries]``.
+        ids: ``[queries]``; None: no candidate is left out by its id.
+        candidate_labels: ``[candidates]``.
+        candidate_ids: ``[candidates]``.
+        valid: bool ``[candidates]``; None: all are.
+    """
+
+    labels: Tensor
+    ids: Tensor | None
+    candidate_labels: Tensor
+    candidate_ids: Tensor
+    valid: Tensor | None
+
+    def part(self, queries: slice) -> Labels:
+        """Some of the queries, all candidates."""
+        ids = None if self.ids is None else self.ids[queries]
+        return self._replace(labels=self.labels[queries], ids=ids)
+
+    def arguments(self) -> list[Tensor]:
+        """For the kernels; pointers that are not used point to some other tensor."""
+        return [as_numbers(self.labels if one is None else one) for one in self]
+
+
+def _labels_by_kernels(given: Labels) -> bool:
+    labels, ids, candidate_labels, candidate_ids, _ = given
     alike = labels.dtype == candidate_labels.dtype and (ids is None or ids.dtype == candidate_ids.dtype)
     some = len(labels) * len(candidate_labels)
     return bool(labels.is_cuda and alike and some and is_plain_call(labels) and has_triton())
 
 
-def relevance_and_mask(
-    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Which candidates are relevant to which query, and which exist, ``[queries, candidates]``; None: all.
-
-    Relevant are candidates with a query's label. A candidate with the query's id does not exist for it, nor does
-    one that is not valid.
-    """
-    if _labels_by_kernels(labels, ids, candidate_labels, candidate_ids):
-        return launch_flags(labels, ids, candidate_labels, candidate_ids, valid)
+def relevance_and_mask(given: Labels) -> tuple[Tensor, Tensor | None]:
+    """Which candidates are relevant to which query, and which exist, ``[queries, candidates]``; None: all."""
+    if _labels_by_kernels(given):
+        return launch_flags(given)
+    labels, ids, candidate_labels, candidate_ids, valid = given
     mask = None if ids is None else ids.unsqueeze(1) != candidate_ids
     if valid is not None:
         mask = valid.expand(len(labels), -1) if mask is None else mask & valid
     return labels.unsqueeze(1) == candidate_labels, mask
 
 
-def launch_flags(
-    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def launch_flags(given: Labels) -> tuple[Tensor, Tensor | None]:
     """:func:`relevance_and_mask` in one launch."""
-    queries, candidates = len(labels), len(candidate_labels)
-    relevance = torch.empty(queries, candidates, dtype=torch.bool, device=labels.device)
-    mask = None if ids is None and valid is None else torch.empty_like(relevance)
-    given = _label_arguments(labels, ids, candidate_labels, candidate_ids, valid)
+    queries, candidates, device = len(given.labels), len(given.candidate_labels), given.labels.device
+    relevance = torch.empty(queries, candidates, dtype=torch.bool, device=device)
+    mask = None if given.ids is None and given.valid is None else torch.empty_like(relevance)
+    read = given.arguments()
     written = as_numbers(relevance), as_numbers(relevance if mask is None else mask)
     rows, block = 8, min(512, _width(candidates))
     grid = -(-queries // rows), min(-(-candidates // block), _MOST_BLOCKS)
-    with on_its_device(labels):
-        Launcher(_plan("flags", labels.device, queries, candidates, *kinds(*given)), labels.device)(
-            _kernels().flag_pairs, grid, *given, *written, queries, candidates,
-            OWN=ids is not None, VALID=valid is not None, ROWS=rows, BLOCK=block,
+    with on_its_device(given.labels):
+        Launcher(_plan("flags", device, queries, candidates, *kinds(*read)), device)(
+            _kernels().flag_pairs, grid, *read, *written, queries, candidates,
+            OWN=given.ids is not None, VALID=given.valid is not None, ROWS=rows, BLOCK=block,
         )  # fmt: skip
     return relevance, mask
 
 
-def counting_lists(
-    labels: Tensor,
-    ids: Tensor | None,
-    candidate_labels: Tensor,
-    candidate_ids: Tensor,
-    valid: Tensor | None,
-    rows: int,
-) -> Tensor:
+def counting_lists(given: Labels, rows: int) -> Tensor:
     """How many queries have a relevant candidate, a scalar; flags, if needed, of ``rows`` queries at a time."""
-    if _labels_by_kernels(labels, ids, candidate_labels, candidate_ids):
-        return launch_count_lists(labels, ids, candidate_labels, candidate_ids, valid)
-    lists = torch.zeros((), dtype=torch.int64, device=labels.device)
-    for start in range(0, len(labels), rows):
-        part = slice(start, start + rows)
-        its = None if ids is None else ids[part]
-        relevance, mask = relevance_and_mask(labels[part], its, candidate_labels, candidate_ids, valid)
+    if _labels_by_kernels(given):
+        return launch_count_lists(given)
+    lists = torch.zeros((), dtype=torch.int64, device=given.labels.device)
+    for start in range(0, len(given.labels), rows):
+        relevance, mask = relevance_and_mask(given.part(slice(start, start + rows)))
         lists = lists + (relevance if mask is None else relevance & mask).any(-1).sum()
     return lists
 
 
-def launch_count_lists(
-    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
-) -> Tensor:
+def launch_count_lists(given: Labels) -> Tensor:
     """:func:`counting_lists` in one launch, without flags."""
-    queries, candidates = len(labels), len(candidate_labels)
-    lists = torch.zeros((), dtype=torch.int64, device=labels.device)
-    given = _label_arguments(labels, ids, candidate_labels, candidate_ids, valid)
-    with on_its_device(labels):
-        Launcher(_plan("lists", labels.device, queries, candidates, *kinds(*given)), labels.device)(
-            _kernels().count_lists, (-(-queries // 8), 1), *given, lists, queries, candidates,
-            OWN=ids is not None, VALID=valid is not None, ROWS=8, BLOCK=min(512, _width(candidates)),
+    queries, candidates, device = len(given.labels), len(given.candidate_labels), given.labels.device
+    lists = torch.zeros((), dtype=torch.int64, device=device)
+    read = given.arguments()
+    with on_its_device(given.labels):
+        Launcher(_plan("lists", device, queries, candidates, *kinds(*read)), device)(
+            _kernels().count_lists, (-(-queries // 8), 1), *read, lists, queries, candidates,
+            OWN=given.ids is not None, VALID=given.valid is not None, ROWS=8, BLOCK=min(512, _width(candidates)),
         )  # fmt: skip
     return lists
-
-
-def _label_arguments(
-    labels: Tensor, ids: Tensor | None, candidate_labels: Tensor, candidate_ids: Tensor, valid: Tensor | None
-) -> list[Tensor]:
-    """For the kernels; pointers that are not used point to some other tensor."""
-    read = (labels, ids, candidate_labels, candidate_ids, valid)
-    return [as_numbers(labels if one is None else one) for one in read]
