@@ -71,9 +71,9 @@ def compiled(monkeypatch):
         return _Done(kernel, len(kernel.arg_names))
 
     monkeypatch.setattr(launching, "first_launch", compile_only)
-    monkeypatch.setattr(launching, "programs", lambda device: 132)
+    monkeypatch.setattr(launching, "processors_of", lambda device: 132)
     for module in (cuda, cuda.long, cuda.short):
-        monkeypatch.setattr(module, "programs", lambda device: 132)
+        monkeypatch.setattr(module, "processors_of", lambda device: 132)
     plans = (cuda._plan, cuda.long._plan, cuda.short._plan, cuda.dense._plan, embeddings._plan)
     for cache in plans:
         cache.cache_clear()
@@ -197,7 +197,7 @@ def test_moments(compiled):
 def test_an_unknown_version_of_triton_launches_its_kernels_itself(monkeypatch):
     """Compiled kernels are not kept: every launch is Triton's own, and a warning says so once."""
     launched = []
-    monkeypatch.setattr(launching, "programs", lambda device: 132)
+    monkeypatch.setattr(launching, "processors_of", lambda device: 132)
     monkeypatch.setattr(launching, "first_launch", lambda kernel, *rest: launched.append(kernel) or object())
     monkeypatch.setattr(launching, "triton_version", lambda: "4.1.0+git")
     launching.calls_directly.cache_clear()

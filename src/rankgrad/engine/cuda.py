@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.engine import dense, long, reference, short
-from rankgrad.engine.launching import Launcher, Plan, kinds, on_its_device, programs
+from rankgrad.engine.launching import Launcher, Plan, kinds, on_its_device, processors_of
 from rankgrad.engine.precision import EQUAL, LEAST_SHARE
 from rankgrad.engine.request import Answer, Request
 from rankgrad.engine.triton_arguments import as_numbers, bits
@@ -122,7 +122,7 @@ def scale(answer: Answer, upstream: Tensor | None, reduction: str, out: Tensor) 
     arriving = divisor if upstream is None else upstream.contiguous()
     calls, per_call, n = gradient.shape
     rows, device = calls * per_call, gradient.device
-    blocks = min(-(-n // 2048), max(1, 16 * programs(device) // rows))
+    blocks = min(-(-n // 2048), max(1, 16 * processors_of(device) // rows))
     key = kinds(gradient, arriving, losses, divisor, lists, out)
     with on_its_device(gradient):
         Launcher(_plan(device, calls, per_call, n, *key), device)(
@@ -146,7 +146,7 @@ def moments(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     exists = scores if mask is None else as_numbers(mask)
     calls = scores.shape[0]
     size = scores.numel() // calls
-    parts_a_call = max(1, min(-(-size // _MOMENTS_BLOCK), _MOMENTS_PROGRAMS, 8 * programs(device)))
+    parts_a_call = max(1, min(-(-size // _MOMENTS_BLOCK), _MOMENTS_PROGRAMS, 8 * processors_of(device)))
     parts = torch.empty(calls, parts_a_call, 4, dtype=torch.float64, device=device)
     out = torch.empty(calls, 4, dtype=torch.float64, device=device)
     spread = torch.empty(calls, dtype=torch.float64, device=device)

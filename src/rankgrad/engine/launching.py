@@ -40,7 +40,7 @@ def calls_directly(version: str) -> bool:
 
 
 @functools.cache
-def programs(device: torch.device) -> int:
+def processors_of(device: torch.device) -> int:
     """How many processors the device has; one where Triton is interpreted (programs run one after another)."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 1

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.engine.launching import Launcher, Plan, programs
+from rankgrad.engine.launching import Launcher, Plan, processors_of
 from rankgrad.engine.request import Answer, Request
 from rankgrad.engine.triton_arguments import Arguments, Evaluation, room_for_gradient
 
@@ -46,7 +46,7 @@ class _Plan(Plan):
         self.cells = 4096
         while self.cells < min(4 * slots, n // 8, 1 << 22):
             self.cells *= 2
-        self.processors = programs(device)
+        self.processors = processors_of(device)
         self.streams = max(1, _STREAMS * self.processors // rows)
         self.gathered = 16384  # items in a block; each block adds to one number that all programs share
         while self.gathered > 1024 and rows * -(-n // self.gathered) < _GATHERERS * self.processors:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rankgrad.engine.launching import Launcher, Plan, programs
+from rankgrad.engine.launching import Launcher, Plan, processors_of
 from rankgrad.engine.request import Answer, Request
 from rankgrad.engine.triton_arguments import Arguments
 
@@ -30,7 +30,7 @@ class _Plan(Plan):
 
     def __init__(self, device: torch.device, rows: int, n: int, slots: int, with_gradient: bool, by_window: bool):
         super().__init__()
-        width, processors = max(128, 1 << (n - 1).bit_length()), programs(device)
+        width, processors = max(128, 1 << (n - 1).bit_length()), processors_of(device)
         self.group = _FEW if slots <= _FEW else GROUP
         wider = _WIDER if rows < 2 * processors and n >= 2 * _WIDER * _BLOCK else 1
         self.warps = 4 * wider
