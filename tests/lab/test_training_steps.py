@@ -40,18 +40,18 @@ def test_learning_rates(settings, expected):
 def test_a_schedule_that_does_not_fit_the_run_is_told():
     """A detector on few images would end within its warm-up; one with more epochs would learn at a low rate."""
     config = recipes.load("coco", [])[1].optim
-    assert optim.doubts(config, 90, 12) == [] == optim.doubts(config, 5000, 12)
-    assert optim.doubts(config, 10, 12) == [
+    assert optim.schedule_warnings(config, 90, 12) == [] == optim.schedule_warnings(config, 5000, 12)
+    assert optim.schedule_warnings(config, 10, 12) == [
         "epochs=12 is 120 steps in all, which may be too few: optim.warmup=500 is cut to 60 steps; try epochs=100 "
         "optim.milestones=[75]"
     ]
     for epochs, better in ((100, 75), (8, 6)):  # early in the run, and behind its end
-        assert optim.doubts(config, 200, epochs) == [
+        assert optim.schedule_warnings(config, 200, epochs) == [
             f"optim.milestones end at epoch 9 of {epochs}, so the rate falls too early or never: try "
             f"optim.milestones=[{better}]"
         ]
-    assert optim.doubts(recipes.load("coco", ["epochs=100", "milestones=[75]"])[1].optim, 10, 100) == []
-    assert optim.doubts(Optim(lr=1.0, schedule="cosine"), 1, 1) == []
+    assert optim.schedule_warnings(recipes.load("coco", ["epochs=100", "milestones=[75]"])[1].optim, 10, 100) == []
+    assert optim.schedule_warnings(Optim(lr=1.0, schedule="cosine"), 1, 1) == []
 
 
 def test_parameter_groups(tmp_path):

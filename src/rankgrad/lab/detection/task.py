@@ -203,7 +203,7 @@ class DetectionTask(Task):
         except ValueError as error:
             raise UserError(f"batch.{error}") from None
         self.steps_per_epoch = len(self.sampler)
-        self.notes += optim.doubts(config.optim, self.steps_per_epoch, config.epochs)
+        self.notes += optim.schedule_warnings(config.optim, self.steps_per_epoch, config.epochs)
         self.items_per_step = config.batch.size
         self.tested_items = len(self.test.scenes)
         self.network, self._metadata = model.build(

@@ -123,7 +123,7 @@ class RetrievalTask(Task):
             self._length(),
             *self._warnings(),
             *([fitted] if fitted else []),
-            *self._doubts(),
+            *self._setting_warnings(),
         ]
 
     @classmethod
@@ -177,6 +177,7 @@ class RetrievalTask(Task):
         return f"trains {network}: {steps}, lr={self.config.optim.lr:g}"
 
     def _warnings(self) -> list[str]:
+        """Warnings about data and network: classes of a single item, or on both sides of the split."""
         warnings = self._single_items("training", self.source, "relevant to no other item")
         if self.gallery is None:
             warnings += self._single_items("test", self.query, "not used as a query")
@@ -203,22 +204,22 @@ class RetrievalTask(Task):
         """How classes come to train or to test, where these settings choose them."""
         return ""
 
-    def _doubts(self) -> list[str]:
+    def _setting_warnings(self) -> list[str]:
         """Warnings about settings: too few steps, or a network from scratch with the rate of a pretrained one."""
         steps, rate = self.config.epochs * self.steps_per_epoch, self.config.optim.lr
-        doubts = []
+        warnings = []
         if steps < FEW_STEPS and self.config.epochs > 1:  # one epoch is a trial
             enough = -(-2 * FEW_STEPS // self.steps_per_epoch)
             begin = f"epochs={self.config.epochs} is {steps} steps in all"
-            doubts.append(f"{begin}, which may be too few: try epochs={enough}")
+            warnings.append(f"{begin}, which may be too few: try epochs={enough}")
         remembers = self.config.loss.arguments().get("memory")
         if self.batch.per_class == 1 and self.config.loss.name in _OF_PAIRS and not remembers:
             begin = "per_class=1: no item has another one of its class in a batch"
-            doubts.append(f"{begin}, so loss={self.config.loss.name} has nothing to rank: try per_class=4")
+            warnings.append(f"{begin}, so loss={self.config.loss.name} has nothing to rank: try per_class=4")
         if rate < SCRATCH_LR / 30 and not self.pretrained(self.config):
             begin = f"lr={rate:g} is a learning rate for pretrained networks"
-            doubts.append(f"{begin}, and this one starts from scratch (weights=none): try lr={SCRATCH_LR:g}")
-        return doubts
+            warnings.append(f"{begin}, and this one starts from scratch (weights=none): try lr={SCRATCH_LR:g}")
+        return warnings
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The backbone, the layers behind it and the loss's own parameters, each at its own rate."""

@@ -39,24 +39,24 @@ def learning_rate(config: Optim, step: int, steps_per_epoch: int, epochs: int, b
     return rate
 
 
-def doubts(config: Optim, steps_per_epoch: int, epochs: int) -> list[str]:
+def schedule_warnings(config: Optim, steps_per_epoch: int, epochs: int) -> list[str]:
     """Warnings about a schedule that does not fit the length of the run: few images, or epochs set by hand."""
-    told, steps = [], steps_per_epoch * epochs
+    warnings, steps = [], steps_per_epoch * epochs
     by_steps = config.schedule == "steps" and config.milestones
     enough = math.ceil(2 * config.warmup / steps_per_epoch)
     if epochs < enough:
         later = f" optim.milestones=[{round(0.75 * enough)}]" if by_steps else ""
-        told.append(
+        warnings.append(
             f"epochs={epochs} is {steps:,} steps in all, which may be too few: optim.warmup={config.warmup} is "
             f"cut to {steps // 2:,} steps; try epochs={enough}{later}"
         )
     elif by_steps and not max(config.milestones) < epochs <= 2 * max(config.milestones):
         last = f"{max(config.milestones):g}"
-        told.append(
+        warnings.append(
             f"optim.milestones end at epoch {last} of {epochs}, so the rate falls too early or never: try "
             f"optim.milestones=[{0.75 * epochs:g}]"
         )
-    return told
+    return warnings
 
 
 def set_rates(
