@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rankgrad import distributed
 from rankgrad.engine.precision import compute_dtype
-from rankgrad.engine.slopes import past_hooks
+from rankgrad.engine.slopes import without_saved_tensor_hooks
 
 #: Calls of one kind that run as usual before it is recorded: kernels get compiled, and a memory takes its shape.
 CALLS_BEFORE = 3
@@ -116,7 +116,7 @@ class _Recording:
         """The loss at the places, and its gradients at an upstream gradient of one."""
         plain = len(self.places) - len(self.names)
         named = dict(zip(self.names, self.places[plain:], strict=True))
-        with torch.enable_grad(), past_hooks():
+        with torch.enable_grad(), without_saved_tensor_hooks():
             value: Tensor = torch.func.functional_call(
                 self.loss, self.parameters, tuple(self.places[:plain]), named
             )

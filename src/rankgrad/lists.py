@@ -13,7 +13,7 @@ from rankgrad.engine.layouts import Ragged, Rows
 
 
 class Lists:
-    """The lists of one call, and the way of its tensors into the engine's layout and back.
+    """The lists of one call, and how its tensors are put into the engine's layout and taken back.
 
     Args:
         scores: ``[..., n]``, or ``[N]`` with ``groups``.

@@ -190,7 +190,7 @@ class EmbeddingMemory(_Ring):
         Args:
             embeddings: ``[B, dim]``. A row with a NaN is left out.
             labels: ``[B]`` integers.
-            items: ``[B]`` integers >= 0: which image each row is; -1, the number of no image, without them.
+            items: ``[B]`` integers >= 0: which image each row is. Without them all rows get -1, which is no image.
         """
         embeddings = _check.floating("embeddings", embeddings, ndim=2)
         labels = _check.per_row("labels", labels, "embeddings", embeddings)

@@ -84,7 +84,7 @@ class _UnitLength(torch.autograd.Function):
         if torch.is_grad_enabled():  # for double backward
             length = engine.lengths_of(rows)
             unit = rows / length.clamp_min(engine.SHORTEST)
-            return engine.across(grad, unit, length, ctx.least), None
+            return engine.gradient_of_normalized(grad, unit, length, ctx.least), None
         return engine.normalized_backward(grad, unit, length, ctx.least), None
 
 

@@ -84,7 +84,7 @@ class Batches(BatchSampler):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch with the next loop; in the middle of it already, stay there."""
+        """Let the next loop begin this epoch; in the middle of it already, go on there."""
         if self.step // len(self) != _check.count("epoch", epoch, at_least=0):
             self.step = epoch * len(self)
 

@@ -77,10 +77,10 @@ def normalized_backward(grad: Tensor, unit: Tensor, length: Tensor, least: float
     """The gradient of rows from that of :func:`normalized` ones, bounded for rows shorter than ``least``."""
     if _by_kernels(grad):
         return launch_normalize_backward(grad, unit, length, least)
-    return across(grad, unit, length, least)
+    return gradient_of_normalized(grad, unit, length, least)
 
 
-def across(grad: Tensor, unit: Tensor, length: Tensor, least: float) -> Tensor:
+def gradient_of_normalized(grad: Tensor, unit: Tensor, length: Tensor, least: float) -> Tensor:
     """The formula of :func:`normalized_backward`, which can be differentiated again."""
     sideways = grad - unit * (grad * unit).sum(-1, keepdim=True)
     return sideways * torch.minimum(length.clamp_min(least).reciprocal(), length / least / least)

@@ -20,7 +20,7 @@ def value_and_slope(fn: Callable[[Tensor], Tensor], at: Tensor, upstream: Tensor
     if transformed or not _saved_tensors_are_hooked():
         values, slope_of = torch.func.vjp(fn, at)  # type: ignore[misc]
         return values, slope_of(upstream)[0].detach()
-    with torch.enable_grad(), past_hooks():  # torch.func.vjp refuses to work under hooks
+    with torch.enable_grad(), without_saved_tensor_hooks():  # torch.func.vjp refuses to work under hooks
         place = at.detach().requires_grad_()
         values = fn(place)
         if not values.requires_grad:
@@ -29,10 +29,11 @@ def value_and_slope(fn: Callable[[Tensor], Tensor], at: Tensor, upstream: Tensor
     return fn(at), slope
 
 
-def past_hooks() -> contextlib.AbstractContextManager[Any]:
-    """Keep what autograd saves as it is, for a graph whose backward pass follows at once.
+def without_saved_tensor_hooks() -> contextlib.AbstractContextManager[Any]:
+    """Let autograd save tensors as they are, for a graph whose backward pass follows at once.
 
-    Under its hooks a checkpoint would compute everything before again, and save_on_cpu would wait for the device.
+    With the hooks of a checkpoint everything before would be computed again, and with those of save_on_cpu the
+    device would be waited for.
     """
     if not _saved_tensors_are_hooked():
         return contextlib.nullcontext()

@@ -198,11 +198,11 @@ def _evaluate(
             continue
         with without_autocast(queries.device.type):
             if wanted.of_queries:
-                _add(grad_queries[part], gradient, candidates, several)
+                _multiply_into(grad_queries[part], gradient, candidates, add=several)
                 if wanted.among:
                     grad_queries.addmm_(gradient.T, block.queries)
             if wanted.of_candidates:
-                _add(grad_candidates, gradient.T, block.queries, several)
+                _multiply_into(grad_candidates, gradient.T, block.queries, add=several)
     loss = queries.new_empty(())  # its own memory and no view: a caller may write `loss *= 0.5`
     of_lists = losses[0] if len(losses) == 1 else torch.cat(losses, 1)
     ops.reduce_into(of_lists, answer.lists, "mean", loss.view(1))
@@ -211,12 +211,12 @@ def _evaluate(
     return loss, grad_queries, grad_candidates
 
 
-def _add(into: Tensor, left: Tensor, right: Tensor, several: bool) -> None:
-    """A product into memory that holds others' shares already, or nothing yet."""
-    if several:
-        into.addmm_(left, right)
+def _multiply_into(out: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
+    """``left @ right`` into ``out``: added to what is there, or in its place."""
+    if add:
+        out.addmm_(left, right)
     else:
-        torch.mm(left, right, out=into)
+        torch.mm(left, right, out=out)
 
 
 _RECORDS = (Lookup, GlobalStats, LossSpec, GradientFlags)

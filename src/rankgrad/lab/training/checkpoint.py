@@ -201,7 +201,8 @@ def save_weights(path: Path, network: nn.Module, metadata: dict[str, Any]) -> No
 def read_tensors(path: Path, argument: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file; one of ours has a checksum, which must be right.
 
-    Files of version 0.1 have none. They have no third key either, which a damaged name of the checksum would be.
+    Files of version 0.1 have no checksum, and no third key in their metadata. With a third key a checksum is
+    required: the key may be its damaged name.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load

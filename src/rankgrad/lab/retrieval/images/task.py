@@ -133,7 +133,7 @@ class ImageTask(RetrievalTask):
         if len(config.rates) < 2:
             return (config.with_rate(config.rates[0]) if config.rates else config), []
         lr = config.optim.lr
-        # All of the run is made, and its images are read, for what is wrong with it to show before the trials.
+        # The run's own task is made first, which reads all images: what is wrong with it shows before the trials.
         if not rates.enough(cls(config.with_rate(lr), device).source.items):
             return config.with_rate(lr), [f"lr={lr:g}: too few training images to compare rates ({rates.ENOUGH})"]
         if distributed.process_index() == 0:
