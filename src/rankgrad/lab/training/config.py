@@ -133,8 +133,8 @@ def sections_of(config: type[Section]) -> dict[str, type[Section]]:
     return found
 
 
-def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """What is given of a section; something else than a section is refused when the settings are validated."""
+def section_of(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """What is given of a section, before validation, which refuses what is no section; empty if nothing is."""
     given = settings.get(name)
     return given if isinstance(given, dict) else {}
 
@@ -146,7 +146,7 @@ def full_key(key: str, settings: dict[str, Any], config: type[Section]) -> str:
     owners = [
         name
         for name, kind in sections_of(config).items()
-        if key in kind.model_fields or key in _section(settings, name)
+        if key in kind.model_fields or key in section_of(settings, name)
     ]
     if len(owners) == 1:
         return f"{owners[0]}.{key}"
@@ -164,7 +164,7 @@ def override(settings: dict[str, Any], key: str, value: Any, config: type[Sectio
         inner = sections_of(kind).get(part)
         if inner is None:
             raise UserError(f"{key}: unknown section {part!r}" + nearest(part, sections_of(kind)))
-        place[part] = dict(_section(place, part))
+        place[part] = dict(section_of(place, part))
         place, kind = place[part], inner
     section = sections_of(kind).get(last)
     if section is not None and isinstance(value, str):
@@ -212,7 +212,7 @@ def _fault(error: Any, config: type[Section], settings: dict[str, Any]) -> str:
         known = set(kind.model_fields)
         if kind is config:  # a bare key may be meant for any section
             for name, section in sections_of(kind).items():  # and a loss has arguments of its own
-                known |= {*section.model_fields, *_section(settings, name)}
+                known |= {*section.model_fields, *section_of(settings, name)}
         return f"{key}: unknown setting{nearest(path[-1], known)}"
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         words = [word.strip(" '") for word in error["ctx"]["expected"].replace(" or ", ",").split(",")]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rankgrad.lab.retrieval.config import SCRATCH_LR, RetrievalConfig
-from rankgrad.lab.training.config import Positive, Section, Side, Width
+from rankgrad.lab.training.config import Positive, Section, Side, Width, section_of
 from rankgrad.lab.vision.config import ImageData
 from rankgrad.lab.vision.images import MEAN, STD
 
@@ -84,12 +84,12 @@ class Config(RetrievalConfig):
         """Learning rates and epochs that are ``auto``: they follow from what the network starts from."""
         if not isinstance(settings, dict):
             return settings
-        model, optim = settings.get("model"), settings.get("optim")
-        scratch = isinstance(model, dict) and model.get("weights") == "none"
+        model, optim, data = (section_of(settings, name) for name in ("model", "optim", "data"))
+        scratch = model.get("weights") == "none"
         if settings.get("epochs") == "auto":
             settings = {**settings, "epochs": AUTO_EPOCHS[scratch]}
-        if isinstance(optim, dict) and optim.get("lr") == "auto":
-            rates = () if scratch or _holds_out(settings) else AUTO_RATES
+        if optim.get("lr") == "auto":
+            rates = () if scratch or data.get("hold_out") else AUTO_RATES
             settings = {"rates": rates, **settings, "optim": {**optim, "lr": AUTO_LR[scratch]}}
         return settings
 
@@ -107,9 +107,3 @@ class Config(RetrievalConfig):
                 "are judged on held-out classes"
             )
         return self
-
-
-def _holds_out(settings: dict[str, Any]) -> bool:
-    """Whether the settings, not validated yet, test on training classes."""
-    data = settings.get("data")
-    return isinstance(data, dict) and bool(data.get("hold_out"))
