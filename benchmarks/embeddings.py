@@ -30,6 +30,7 @@ import copy
 import itertools
 import json
 import re
+import shutil
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -97,13 +98,15 @@ def prepared(name: str, source: Path, out: Path) -> Path:
     if not source.is_dir():
         raise UserError(f"{name}: no such folder {str(source)!r}")
     made = out / "data" / name
-    complete = made / "complete"  # says how many: links do not travel with a copy of the results
-    if not complete.is_file() or complete.read_text() != str(_many(made)):
+    complete = made / "complete"  # of what, and how many: links do not travel with a copy of the results
+    if not complete.is_file() or complete.read_text() != f"{_many(made)} of {source.resolve()}":
+        if complete.is_file():  # made before, of other data
+            shutil.rmtree(made)
         if name in TRAINING:
             _numbered(name, source, made)
         else:
             {"cub": _cub, "omniglot": _omniglot}[name](source, made)
-        write_text(complete, str(_many(made)))
+        write_text(complete, f"{_many(made)} of {source.resolve()}")
     return made
 
 
@@ -293,6 +296,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tested", default=".", help="of these rows, those to test: a regular expression")
     parser.add_argument("--set", dest="settings", nargs="*", default=[], help="settings for every run")
     args = parser.parse_args(words)
+    side_by_side.check_rows(args.rows, [*ROWS, AS_IT_STANDS])
     args.losses = [row for row in ROWS if re.search(args.rows, row)]
     given = dict(text.partition("=")[::2] for text in args.data)
     unknown = sorted(set(given) - set(SETS))
@@ -322,4 +326,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    side_by_side.in_a_line(main)

@@ -31,12 +31,13 @@ class Command:
     """
 
     def __init__(self, text: str) -> None:
-        name, *words = shlex.split(text)
+        try:
+            name, *words = shlex.split(text)
+        except ValueError as error:  # a quote that is not closed, or nothing
+            raise SystemExit(f"COMMAND: {error}, received {text!r}") from None
         if name not in TABLES:
             raise SystemExit(f"COMMAND: expected one of {', '.join(TABLES)} first, received {text!r}")
         self.table, self.args = TABLES[name], TABLES[name].parsed(words)
-        if not self.jobs() and not self.args.out.is_dir():
-            raise SystemExit(f"COMMAND: no row of {name} matches {self.args.rows!r}")
 
     def jobs(self) -> list[Job]:
         """Runs that can be done by now and have not ended."""
@@ -53,7 +54,7 @@ def main() -> None:
     """Check all commands, run what they need, and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commands", nargs="+", metavar="COMMAND")
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time on the device")
+    parser.add_argument("--parallel", type=side_by_side.at_least_one, default=1, help="runs at a time on the device")
     parser.add_argument("--mps", action="store_true", help="start the multi-process service around the runs")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then, to go on in another call")
     parser.add_argument("--list", action="store_true", help="only say what would be run")
@@ -75,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    side_by_side.in_a_line(main)

@@ -10,9 +10,10 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -43,6 +44,32 @@ class Job(NamedTuple):
     folder: Path
 
 
+def in_a_line(main: Callable[[], None]) -> None:
+    """Run the command; what is wrong with its arguments or data is said in a line."""
+    try:
+        main()
+    except (UserError, OSError) as error:
+        sys.exit(f"{error}")
+
+
+def check_rows(wanted: str, rows: Iterable[str]) -> None:
+    """Require that a regular expression matches one of the rows at least."""
+    try:
+        found = any(re.search(wanted, row) for row in rows)
+    except re.error as error:
+        raise UserError(f"--rows: expected a regular expression, received {wanted!r} ({error})") from None
+    if not found:
+        raise UserError(f"--rows: no row matches {wanted!r}; there are {', '.join(rows)}")
+
+
+def at_least_one(text: str) -> int:
+    """A number of processes."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, received {text}")
+    return number
+
+
 def folder_of(out: Path, row: str, seed: int) -> Path:
     """Where a run goes."""
     return out / re.sub(r"\W+", "-", row).strip("-") / f"seed-{seed}"
@@ -63,7 +90,7 @@ def add_running_arguments(parser: argparse.ArgumentParser, *, out: str, epochs: 
     parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--rows", default=".", help="a regular expression")
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time on the device")
+    parser.add_argument("--parallel", type=at_least_one, default=1, help="runs at a time on the device")
     parser.add_argument("--mps", action="store_true", help="start the multi-process service around the runs")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then, to go on in another call")
     parser.add_argument("--keep", action="store_true", help="keep the weights of finished runs")

@@ -158,6 +158,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--choose", action="store_true", help="train on `train`, judge on `val`")
     parser.add_argument("--cost", action="store_true", help="only measure what the loss costs")
     args = parser.parse_args(words)
+    side_by_side.check_rows(args.rows, ROWS)
     if args.choose and args.out == parser.get_default("out"):
         args.out = args.out.with_name("voc-val")
     if args.cost and args.settings:
@@ -184,4 +185,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    side_by_side.in_a_line(main)

@@ -34,8 +34,18 @@ def test_groups_without_parameters_are_left_out():
     assert names == ["network"]
     network.requires_grad_(False)
     assert [g["name"] for g in rankgrad.parameter_groups(network, lr=1.0, head=network[2])] == []
-    together = nn.ModuleList(parts())  # a network that holds its loss: no parameter twice
-    assert [g["name"] for g in rankgrad.parameter_groups(together, together[1], lr=1.0)] == ["network"]
+
+
+def test_a_loss_that_is_a_part_of_the_network():
+    """As in a Lightning module: its proxies learn at their own rate, no parameter twice."""
+    network, loss = parts()
+    together = nn.ModuleDict({"inner": nn.ModuleList([network, loss])})
+    groups = rankgrad.parameter_groups(together, loss, lr=1e-4, head=network[2])
+    assert [(g["name"], g["lr"]) for g in groups] == [("network", 1e-4), ("head", 1e-4), ("loss", 0.04)]
+    assert [len(g["params"]) for g in groups] == [4, 2, 1] and groups[2]["params"][0] is loss.proxies
+    loss.network = network  # as losses of sentence-transformers hold their model
+    assert [len(g["params"]) for g in rankgrad.parameter_groups(network, loss, lr=1e-4)] == [6, 1]
+    assert [len(g["params"]) for g in rankgrad.parameter_groups(together, loss, lr=1e-4)] == [6, 1]
 
 
 def test_wrong_arguments_are_named():
@@ -48,3 +58,10 @@ def test_wrong_arguments_are_named():
     ):
         with pytest.raises(ValueError, match=match):
             rankgrad.parameter_groups(network, loss, **wrong)
+    for given, match in (
+        ((network.parameters(), loss), "^network: expected a torch.nn.Module, received generator"),
+        ((None,), "^network: expected a torch.nn.Module, received NoneType"),
+        ((network, 0.1), "^loss: expected a torch.nn.Module, received float"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            rankgrad.parameter_groups(*given, lr=1.0)

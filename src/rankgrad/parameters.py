@@ -30,7 +30,8 @@ def parameter_groups(
 
     Args:
         network: The model.
-        loss: The loss, if it has parameters (:class:`ProxyRankingLoss`, or one of pytorch-metric-learning's).
+        loss: The loss, if it has parameters (:class:`ProxyRankingLoss`, or one of pytorch-metric-learning's). It
+            may be a part of the network, as in a Lightning module.
         lr: The rate of the network.
         head: A part of the network to be given ``head_lr``: a new layer on a pretrained backbone, for example.
         head_lr: Its rate; that of the network if not given.
@@ -51,16 +52,29 @@ def parameter_groups(
     if head_lr is not None and head is None:
         raise _check.fail("head_lr", "None without head", head_lr)
     head_lr = lr if head_lr is None else _check.positive("head_lr", head_lr)
-    of_network = {id(one) for one in network.parameters()}
-    of_head = set() if head is None else {id(one) for one in head.parameters()}
-    if not of_head <= of_network:
+    for name, part in (("network", network), ("loss", loss), ("head", head)):
+        if not isinstance(part, nn.Module) and (name == "network" or part is not None):
+            raise TypeError(f"{name}: expected a torch.nn.Module, received {type(part).__name__}")
+    of_network = _parameters_outside(network, loss)
+    of_head = {} if head is None else {id(one): one for one in head.parameters()}
+    if not of_head.keys() <= of_network.keys():
         raise _check.fail("head", "a part of the network", head)
     of_loss = [] if loss is None else [one for one in loss.parameters() if id(one) not in of_network]
+    rest = [one for one in of_network.values() if id(one) not in of_head]
     groups: list[dict[str, Any]] = [
-        {"name": "network", "lr": lr, "params": [one for one in network.parameters() if id(one) not in of_head]},
-        {"name": "head", "lr": head_lr, "params": [one for one in network.parameters() if id(one) in of_head]},
+        {"name": "network", "lr": lr, "params": rest},
+        {"name": "head", "lr": head_lr, "params": list(of_head.values())},
         {"name": "loss", "lr": proxy_lr, "params": of_loss, "weight_decay": 0.0},
     ]
     for group in groups:
         group["params"] = [one for one in group["params"] if one.requires_grad]
     return [group for group in groups if group["params"]]
+
+
+def _parameters_outside(network: nn.Module, loss: nn.Module | None) -> dict[int, nn.Parameter]:
+    """The network's parameters by id, without those of a loss that is a part of it."""
+    found = {id(one): one for one in network.parameters(recurse=False)}
+    for child in network.children():
+        if child is not loss:
+            found |= _parameters_outside(child, loss)
+    return found

@@ -271,9 +271,26 @@ def test_several_tables_in_one_queue(tmp_path, monkeypatch, capsys):
     queue.main()
     assert capsys.readouterr().out.startswith("cross entropy, seed 0: rankgrad train voc07 data.root=D ")
     for wrong, told in (
-        ("vok --data D", "expected one of voc, embeddings"),
-        (f"{boxes} --rows x0x", "no row of voc"),
+        ("vok --data D", "^COMMAND: expected one of voc, embeddings"),
+        ("", "^COMMAND: "),
+        ("voc 'x", "^COMMAND: No closing quotation"),
+        (f"{boxes} --rows x0x", "^--rows: no row matches 'x0x'; there are cross entropy"),
+        (f"{pairs} --rows x0x", "^--rows: no row matches 'x0x'; there are ProxyRanking"),
+        (f"{boxes} --rows (", "^--rows: expected a regular expression, received '\\('"),
+        (pairs.replace("cub=", "flowers="), "^flowers: expected images in folders named by class numbers"),
+        (f"{boxes} --parallel 0", "2"),
     ):
-        monkeypatch.setattr(sys, "argv", ["queue.py", "--list", wrong.replace("/voc", "/none")])
+        monkeypatch.setattr(sys, "argv", ["queue.py", "--list", wrong])
         with pytest.raises(SystemExit, match=told):
-            queue.main()
+            side_by_side.in_a_line(queue.main)
+
+
+def test_data_of_another_source_are_made_anew(tmp_path):
+    """A table would else be of the wrong images."""
+    for name, classes in (("a", (1, 2, 101, 102)), ("b", (1, 2, 3, 101))):
+        images.cub_set(tmp_path / name, classes=classes)
+    for name, train in (("a", 2), ("b", 3), ("b", 3)):
+        made = embeddings.prepared("cub", tmp_path / name, tmp_path / "out")
+        assert len(list((made / "train").iterdir())) == train
+        linked = {path.resolve().relative_to(tmp_path).parts[0] for path in made.glob("*/*/*")}
+        assert linked == {name}

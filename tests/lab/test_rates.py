@@ -63,7 +63,7 @@ def test_rates_in_another_order_and_a_single_one():
     rate, told = rates.choose(config, lambda *run: dict(zip(("R@1", "mAP@R"), next(scores), strict=True)))
     assert rate == 1e-4 and told.endswith("; a higher one was not tried")
     one = recipes.load("folder", ["data.root=x", "rates=[1e-4]"])[1]
-    chosen, notes = ImageTask.chosen(one, torch.device("cpu"), lambda *run: pytest.fail("trained"))
+    chosen, notes = ImageTask.chosen(one, torch.device("cpu"), lambda *run: pytest.fail("trained"), print)
     assert (chosen.optim.lr, chosen.rates, notes) == (1e-4, (), [])
 
 
@@ -96,6 +96,8 @@ def test_when_rates_are_tried():
     ):
         assert recipes.load("folder", more)[1].rates == tried
     assert recipes.load("cub-proxy")[1].rates == ()
+    with pytest.raises(UserError, match=r"^rates = \[1e-05, 0.0001, 1e-05\]: expected each rate once$"):
+        recipes.load("folder", ["rates=[1e-5,1e-4,1e-5]"])
     with pytest.raises(UserError, match=r"^data.hold_out = 0.5 and rates = \[1e-05\] exclude each other"):
         recipes.load("folder", ["hold_out=0.5", "rates=[1e-5]"])
 
@@ -130,6 +132,7 @@ def test_a_run_with_its_trials(tmp_path, settings, capsys):
     told = f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R at 0.0001: "
     out = capsys.readouterr().out
     assert told in out and out.count("to choose settings, on a part of the training data: ") == 2
+    assert out.index("trains on 36 images") < out.index("compares lr=") < out.index("trains a pretrained network")
     assert "compares lr=0.0001 and 0.001 on held-out training classes first. " in out
     assert "; lr=3e-05 trains at once\n" in out
     assert out.count("72/72") == 1  # images are read once, and notes told once
@@ -167,7 +170,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, settings, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             run.run("folder", settings, out=str(place), seeds=seeds)
     told = run.resume_command("folder", str(place), seeds).removeprefix("resume with: rankgrad ")
-    begun = place / run.TRIALS if steps < 12 else place / "seed-0" if seeds > 1 else place
+    begun = place / "seed-0" if seeds > 1 and steps >= 12 else place
     assert told.startswith(f"train {shlex.quote(str(begun))} --"), told
     assert cli(*shlex.split(told)) == 0
     runs = [path.parent.relative_to(whole) for path in whole.rglob("steps.csv")]
@@ -175,6 +178,25 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, settings, monkeypatch
     for one in runs:
         assert rows(place / one) == rows(whole / one)
     assert len(list(place.glob("seed-*"))) == (seeds if seeds > 1 else 0)
+
+
+def test_a_refused_resume_leaves_interrupted_trials_as_they_are(tmp_path, settings, monkeypatch, capsys):
+    whole, _ = run.run("folder", settings, out=str(tmp_path / "whole"))
+    place = tmp_path / "a"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("folder", settings, out=str(place))
+    with pytest.raises(UserError, match=r"^--resume: .*lr-0.0001 was started with .*: seed was 0, now 5$"):
+        run.run("folder", [*settings, "seed=5"], out=str(place), resume=True)
+    with pytest.raises(UserError, match=r"^RUN: no run in .*; interrupted in its trials: --resume continues it"):
+        run.write_report(place)
+    with pytest.raises(UserError, match=r"^RECIPE: no recipe, YAML file or run folder"):
+        run.run(str(place / run.TRIALS), resume=True)
+    run.run(str(place), resume=True)
+    assert rows(place) == rows(whole)
+    with pytest.raises(UserError, match=r"^--resume: .*a was started with .*: rates was \[0.0001, 0.001\]"):
+        run.run("folder", [*settings, "rates=[1e-2,3e-2]"], out=str(place), resume=True)
 
 
 def test_a_run_with_a_rate_goes_on_with_it(tmp_path, settings, monkeypatch):

@@ -163,6 +163,7 @@ def test_an_index_that_cannot_be_searched(embedder, tmp_path):
     weights.write_bytes((folder / "best.safetensors").read_bytes())
     assert cli("embed", weights, root / "class1", "--out", tmp_path / "e.npz", "--index", made) == 0
     assert "IMAGES: no such file" in cli("search", made, tmp_path / "x.png")
+    assert "IMAGES: expected files, received a folder, " in cli("search", made, tmp_path)
     weights.write_bytes((folder / "last.safetensors").read_bytes() + b" ")
     assert "has changed since" in cli("search", made, root)
     weights.unlink()

@@ -121,5 +121,5 @@ def check_nan(per_list: Tensor, tables: Tensor | None = None) -> None:
         if tables is not None and bool(tables.isnan().any()):
             raise ValueError("weight: expected numbers, received NaN (as W at a count, or its slope)")
         raise _check.NotANumberError(
-            "scores: expected no NaN, received some (in scores or the embeddings they come from)"
+            "scores: expected no NaN, received some (in scores, or NaN or infinity in embeddings they come from)"
         )

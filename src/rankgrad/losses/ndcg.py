@@ -81,8 +81,8 @@ def ndcg_loss(
     order = layout.sorted_by([gains])  # among ties the less relevant first
     gains, y = gains.gather(-1, order), y.gather(-1, order)
     exists = torch.ones_like(order, dtype=torch.bool) if exists is None else exists.gather(-1, order)
-    # A list without any gain has no NDCG: leave it out by leaving out its items.
-    exists = exists & layout.per_item(ideal != 0)
+    # A list without any gain has no NDCG: leave it out by leaving out its items. NaN stays, to be noticed.
+    exists = exists & (layout.per_item(ideal != 0) | y.isnan())
     ideal = ideal.where(ideal != 0, 1)
 
     def one_minus_ndcg(ranks: Tensor) -> Tensor:

@@ -19,6 +19,9 @@ from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reading import size_of
 from rankgrad.lab.training.task import Task
 
+#: The folder, inside that of a run, of the trials by which its settings were chosen, and what they are chosen for.
+TRIALS = "trials"
+CHOOSING = Path(TRIALS, "settings.yaml")
 #: Settings are nested two levels deep; far deeper is no recipe.
 _DEEPEST = 20
 #: No recipe has more bytes. (The largest here has 2,000.)
@@ -73,8 +76,9 @@ def _file(name: str) -> Any:
     path = Path(name)
     if name in recipe_names():
         return resources.files("rankgrad.lab") / "recipes" / f"{name}.yaml"
-    if path.is_dir() and (path / "config.yaml").is_file():
-        return path / "config.yaml"
+    for settings in (path / "config.yaml", path / CHOOSING):  # of a run, or of one whose trials were interrupted
+        if path.is_dir() and settings.is_file():
+            return settings
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
     raise UserError(f"RECIPE: no recipe, YAML file or run folder {name!r}{nearest(name, recipe_names())}")
@@ -153,7 +157,9 @@ def checkpoint_of(run: str | Path, weights: str = "best") -> Path:
         return path
     file = path / f"{chosen('weights', weights, ('best', 'last'))}.safetensors"
     if not file.is_file():
-        raise UserError(f"RUN: no finished run in {str(path)!r} (it has no {file.name})")
+        seeds = sorted(one.parent for one in path.glob(f"seed-*/{file.name}"))
+        which = f"; one is {seeds[0]}" if seeds else ""
+        raise UserError(f"RUN: no finished run in {str(path)!r} (it has no {file.name}){which}")
     return file
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from rankgrad import distributed
 from rankgrad.lab import callbacks, recipes
+from rankgrad.lab.recipes import CHOOSING, TRIALS
 from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.config import flat
@@ -34,8 +35,6 @@ from rankgrad.lab.training.task import Task, Training
 
 #: Bytes that must be free where a run is written.
 ROOM = 256 << 20
-#: The folder, inside that of a run, of the trials by which its settings were chosen.
-TRIALS = "trials"
 #: The file in the folder of a trial whose training failed: why.
 FAILED = "failed.txt"
 #: Settings that may differ when a run is resumed: they do not change its results.
@@ -85,7 +84,7 @@ def resume_command(name: str, out: str | None, seeds: int) -> str:
     """The command that continues an interrupted run."""
     folder = folder_for(name, out, resume=True)
     begun = sorted(path.parent for path in [*folder.glob("config.yaml"), *folder.glob("seed-*/config.yaml")])
-    begun = begun or [path.parent for path in folder.glob(f"{TRIALS}/config.yaml")]
+    begun = begun or ([folder] if (folder / CHOOSING).is_file() else [])
     if not begun:
         return "nothing has been trained yet"
     if seeds == 1 and begun == [folder]:
@@ -128,25 +127,40 @@ def run(
     if seeds == 1 and resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
         raise UserError(f"--resume: {folder} was started with --seeds: give the same --seeds again")
     begun = [*folder.glob("config.yaml"), *folder.glob("seed-*/config.yaml")]
+    tell = _teller()
     with reuse.shared():  # the trials and all seeds read their data once
         if resume and begun:  # what was chosen stays
-            config = task.as_chosen(config, recipes.load(str(begun[0].parent))[1])
+            given, config = config, task.as_chosen(config, recipes.load(str(begun[0].parent))[1])
+            if config != given and (folder / CHOOSING).is_file():
+                same_settings(folder, given, "--resume", folder / CHOOSING)
             chosen = data_notes(folder).get("chosen", [])
         else:
             trials = _trials(task, config, folder, device, previous=previous)
-            config, chosen = task.chosen(config, device, trials)
+            config, chosen = task.chosen(config, device, trials, tell)
             previous = previous and not (folder / TRIALS).is_dir()  # it was that of a trial
         if seeds == 1:
-            result = _train_run(task, config, folder, device, resume=resume, previous=previous, chosen=chosen)
-            return folder, [result]
+            begin = {"resume": resume, "previous": previous}
+            return folder, [_train_run(task, config, folder, device, **begin, chosen=chosen, tell=tell)]
         results = []
         for seed in range(config.seed, config.seed + seeds):
-            seeded = config.model_copy(update={"seed": seed})
-            results.append(_train_run(task, seeded, folder / f"seed-{seed}", device, resume=resume, chosen=chosen))
+            seeded, place = config.model_copy(update={"seed": seed}), folder / f"seed-{seed}"
+            results.append(_train_run(task, seeded, place, device, resume=resume, chosen=chosen, tell=tell))
     if distributed.process_index() == 0:
         checkpoint.write_text(folder / "seeds.json", json.dumps(seed_statistics(results), indent=1))
         write_report(folder)
     return folder, results
+
+
+def _teller() -> Callable[[str], None]:
+    """Prints notes, each once however many runs have it, in the first process."""
+    told: set[str] = set()
+
+    def tell(note: str) -> None:
+        if note not in told and distributed.process_index() == 0:
+            print(printable(note), flush=True)
+        told.add(note)
+
+    return tell
 
 
 def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *, previous: bool) -> Training:
@@ -161,16 +175,17 @@ def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *
             (run / "config.yaml").is_file(),
         )
         result, failed, begun = distributed.same_everywhere(before)
-        if begun and (result is not None or failed):
+        if begun:
             same_settings(run, settings, "--resume")
-            return {} if failed else dict(result.last)
+            if result is not None or failed:
+                return {} if failed else dict(result.last)
         if first:
             # What --resume continues, if the trials are interrupted.
-            checkpoint.write_text(place / "config.yaml", recipes.dump(config))
+            checkpoint.write_text(folder / CHOOSING, recipes.dump(config))
             print(printable(f"to choose settings, on a part of the training data: {run}"), flush=True)
         try:
             again = previous and any(run.glob("state*.pt"))
-            result = _train_run(kind, settings, run, device, resume=True, previous=again, print_notes=False)
+            result = _train_run(kind, settings, run, device, resume=True, previous=again)
         except TrainingError as error:
             if first:
                 checkpoint.write_text(run / FAILED, f"{error.what}\n")
@@ -199,9 +214,9 @@ def _train_run(
     resume: bool,
     previous: bool = False,
     chosen: Sequence[str] = (),
-    print_notes: bool = True,
+    tell: Callable[[str], None] = lambda note: None,
 ) -> Result:
-    """Train one run to its end; ``print_notes``: whether the notes on its data and settings are printed."""
+    """Train one run to its end; ``tell`` is called with the notes on its data and settings."""
     if resume and (folder / "config.yaml").is_file():
         _same_version(folder, kind)
         same_settings(folder, config, "--resume")
@@ -210,10 +225,10 @@ def _train_run(
     trainer = Trainer(task, config, folder, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
-        for line in task.notes if print_notes else ():
-            print(printable(line))
-        if print_notes and config.evaluate_every == "auto" and trainer.evaluate_every > 1:
-            print(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
+        for note in task.notes:
+            tell(note)
+        if config.evaluate_every == "auto" and trainer.evaluate_every > 1:
+            tell(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
         described_data = task.describe() | {"chosen": list(chosen)}
         checkpoint.write_text(folder / "data.json", json.dumps(described_data, indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
@@ -239,9 +254,9 @@ def _same_version(folder: Path, kind: type[Task]) -> None:
         )
 
 
-def same_settings(folder: Path, config: Any, option: str) -> None:
-    """Refuse to resume with other settings than the run began with; the error names what differs."""
-    before = flat(recipes.load(str(folder))[1].model_dump(mode="json"))
+def same_settings(folder: Path, config: Any, option: str, saved: Path | None = None) -> None:
+    """Refuse to resume with other settings than the run began with (``saved``); the error names what differs."""
+    before = flat(recipes.load(str(saved or folder))[1].model_dump(mode="json"))
     now = flat(config.model_dump(mode="json"))
     changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
     if changed:
@@ -341,7 +356,8 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
             write_report(one)
         return page.write_overview(folder, folder.name, read_json(folder / "seeds.json", list[SeedStatistic]))
     if not (folder / "config.yaml").is_file():
-        raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml)")
+        resumed = f"; interrupted in its {TRIALS}: --resume continues it" if (folder / CHOOSING).is_file() else ""
+        raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml{resumed})")
     task, config = recipes.load(str(folder))
     for other in beside:
         if recipes.load(str(other))[0] is not task:

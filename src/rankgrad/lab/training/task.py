@@ -84,10 +84,13 @@ class Task(ABC):
         return config
 
     @classmethod
-    def chosen(cls, config: Any, device: torch.device, train: Training) -> tuple[Any, list[str]]:
+    def chosen(
+        cls, config: Any, device: torch.device, train: Training, tell: Callable[[str], None]
+    ) -> tuple[Any, list[str]]:
         """The settings with those that are found by trials on part of the training data, and notes on them.
 
-        ``train(name, settings)`` does a trial on the device; see :data:`Training`.
+        ``train(name, settings)`` does a trial on the device; see :data:`Training`. ``tell`` is called with what
+        the user should know before the trials.
         """
         return config, []
 

@@ -18,7 +18,7 @@ _STYLE = """
 .row figure { margin: 0; width: 132px; flex: none; }
 .row img { width: 132px; height: 132px; object-fit: cover; border-radius: 6px; display: block; }
 .row figcaption { font-size: 11px; color: var(--soft); overflow-wrap: anywhere; }
-.row .query { margin-right: 16px; } .row .query img { outline: 3px solid #2166ac; }
+.row .query { margin-right: 16px; } .row .query img { outline: 3px solid #2166ac; outline-offset: -3px; }
 """
 
 

@@ -36,7 +36,8 @@ def given_images(images: Given | Sequence[Given]) -> tuple[list[Path | Image.Ima
             raise UserError(f"IMAGES: expected files or images of Pillow, received a {type(one).__name__}")
         sources.append(one if isinstance(one, Image.Image) else Path(one))
     if missing := [str(one) for one in sources if isinstance(one, Path) and not one.is_file()]:
-        raise UserError(f"IMAGES: no such file {', '.join(missing[:5])}")
+        what = "expected files, received a folder," if Path(missing[0]).is_dir() else "no such file"
+        raise UserError(f"IMAGES: {what} {', '.join(missing[:5])}")
     if not sources:
         raise UserError("IMAGES: expected images, received none")
     return sources, [str(one) if isinstance(one, Path) else f"image {at}" for at, one in enumerate(sources)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +129,22 @@ class ImageTask(RetrievalTask):
         return config.model_copy(update={"view": model.complete_view(view, config.model)})
 
     @classmethod
-    def chosen(cls, config: Config, device: torch.device, train: Training) -> tuple[Config, list[str]]:
+    def chosen(
+        cls, config: Config, device: torch.device, train: Training, tell: Callable[[str], None]
+    ) -> tuple[Config, list[str]]:
         """The learning rate, where there are several to try and images enough to compare them."""
         if len(config.rates) < 2:
             return (config.with_rate(config.rates[0]) if config.rates else config), []
         lr = config.optim.lr
         # The run's own task is made first, which reads all images: what is wrong with it shows before the trials.
-        if not rates.enough(cls(config.with_rate(lr), device).source.items):
+        whole = cls(config.with_rate(lr), device)
+        if not rates.enough(whole.source.items):
             return config.with_rate(lr), [f"lr={lr:g}: too few training images to compare rates ({rates.ENOUGH})"]
-        if distributed.process_index() == 0:
-            print(rates.plan(config.rates, lr), flush=True)
+        for note in whole.notes:
+            if note != whole._length():  # which has a rate
+                tell(note)
+        tell(rates.plan(config.rates, lr))
+        del whole
         rate, told = rates.choose(config, train)
         return config.with_rate(rate), [told]
 
