@@ -54,7 +54,9 @@ def main() -> None:
     """Check all commands, run what they need, and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commands", nargs="+", metavar="COMMAND")
-    parser.add_argument("--parallel", type=side_by_side.at_least_one, default=1, help="runs at a time on the device")
+    parser.add_argument(
+        "--parallel", type=side_by_side.at_least_one, default=1, help="runs at a time on the device"
+    )
     parser.add_argument("--mps", action="store_true", help="start the multi-process service around the runs")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then, to go on in another call")
     parser.add_argument("--list", action="store_true", help="only say what would be run")

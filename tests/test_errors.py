@@ -128,7 +128,11 @@ def test_a_device_without_float64_is_named():
         (lambda: rankgrad.blackbox(lambda y: y[:1], lam=1.0)(S), ValueError, "^solver: .*shape"),
         (lambda: rankgrad.rank_loss(3, S, lam=1.0), TypeError, "^fn"),
         (lambda: rankgrad.rank_loss(lambda r: r.sum(), S, lam=1.0), ValueError, "^fn: .*one loss per list"),
-        (lambda: rankgrad.ndcg_loss(S * torch.nan, R * 0), ValueError, "^scores: expected no NaN"),  # without any gain
+        (
+            lambda: rankgrad.ndcg_loss(S * torch.nan, R * 0),
+            ValueError,
+            "^scores: expected no NaN",
+        ),  # without any gain
         (lambda: rankgrad.ndcg_loss(S, R, lam=1.0, gain="log"), ValueError, "^gain: .*'log'"),
         (lambda: rankgrad.spearman_loss(S, S[:2], lam=1.0), ValueError, "^target:"),
         (lambda: rankgrad.spearman_loss(S, target_ranks=S[:2], lam=1.0), ValueError, "^target_ranks:"),

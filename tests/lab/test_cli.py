@@ -326,12 +326,14 @@ def test_eval_where_nothing_can_be_found(trained, tmp_path):
     assert told.startswith("rankgrad: --data: expected classes with two test items at least")
 
 
-def test_eval_takes_a_folder_or_a_file(trained, capsys):
+def test_eval_takes_a_folder_or_a_file(trained, tmp_path, capsys):
     assert cli("eval", trained[0]) == 0
     of_the_folder = capsys.readouterr().out
     assert cli("eval", trained[0] / "best.safetensors") == 0
     assert capsys.readouterr().out.splitlines()[-1] == of_the_folder.splitlines()[-1]
     assert cli("eval", trained[0].parent).startswith("rankgrad: RUN: no finished run in ")
+    seed = shutil.copytree(trained[0], tmp_path / "a" / "seed-0")
+    assert cli("eval", tmp_path / "a").endswith(f"(it has no best.safetensors); one is {seed}")
     for verb in ("eval", "export"):
         assert cli(verb, "nothere") == "rankgrad: RUN: no such file or folder 'nothere'"
 

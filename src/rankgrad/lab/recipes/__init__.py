@@ -140,7 +140,8 @@ def checked(
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UserError(f"{text}: expected key=value")
+            hint = f"; for data say --data {text}" if Path(text).exists() else ""
+            raise UserError(f"{text}: expected key=value{hint}")
         given.append((key, parse(key, value)))
     sections = sections_of(task.config_class)
     # Names first: a new one clears what its section had, but not what is given with it, in whatever order.
