@@ -34,9 +34,7 @@ class View(Section):
     resize: Side | None = None  # pixels of the short side, or of both; not set: 256, from scratch 256 at most
     shape: Literal["short", "square"] = "short"  # short: resize the short side; square: both sides
     crop: Side | None = None  # side of the square that the network receives; not set: 224, or the backbone's own
-    test_crop: Side | None = (
-        None  # the same at test time; not set: larger for pretrained networks and crops of 128 or more
-    )
+    test_crop: Side | None = None  # the same at test time; not set: larger if pretrained and crop is 128 or more
     mean: Channels | None = None  # mean of each channel that is subtracted, in [0, 1]; not set: the backbone's
     std: Channels | None = None  # standard deviation of each channel; not set: the backbone's
     augment: Literal["resized_crop", "crop", "none"] = "resized_crop"  # augmentation of training images
