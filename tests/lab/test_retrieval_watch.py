@@ -248,3 +248,14 @@ def test_few_classes_are_split_by_images(tmp_path):
     assert "2 of 2 test classes are training classes too" in notes
     training, testing = by_items(torch.tensor([1, 0, 1, 0, 1]))
     assert (training.tolist(), testing.tolist()) == ([0, 1, 4], [2, 3])
+
+
+def test_a_single_test_class_is_reported(tmp_path):
+    root = images.folder_set(tmp_path / "data", classes=4, each=6)
+    _, config = recipes.load("folder", [*SMALL, "test_share=0.25", f"data.root={root}"])
+    counts, *notes = ImageTask(config, torch.device("cpu")).notes
+    assert counts == "trains on 18 images of 3 classes, tests on 6 images of 1 class"
+    assert any(
+        note.startswith("all test images are of one class, so that whatever is found is right; data.test_share")
+        for note in notes
+    )

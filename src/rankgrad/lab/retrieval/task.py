@@ -166,7 +166,8 @@ class RetrievalTask(Task):
 
     def _counts(self) -> str:
         def of(source: Source) -> str:
-            return f"{len(source):,} {self.item} of {source.items.classes():,} classes"
+            classes = source.items.classes()
+            return f"{len(source):,} {self.item} of {classes:,} {'class' if classes == 1 else 'classes'}"
 
         counts = f"trains on {of(self.source)}, tests on {of(self.query)}"
         return counts if self.gallery is None else f"{counts}, which search {len(self.gallery):,} {self.item}"
@@ -181,6 +182,9 @@ class RetrievalTask(Task):
         warnings = self._single_items("training", self.source, "relevant to no other item")
         if self.gallery is None:
             warnings += self._single_items("test", self.query, "not used as a query")
+            if self.query.items.classes() == 1:
+                of_one = f"all test {self.item} are of one class, so that whatever is found is right"
+                warnings.append(of_one + self._other_split())
         trained, tested = (set(source.items.renumbered().class_names) for source in (self.source, self.query))
         if both := len(trained & tested):
             warnings.append(
