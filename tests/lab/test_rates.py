@@ -126,7 +126,9 @@ def test_a_run_with_its_trials(tmp_path, settings, capsys):
     for trial in trials:
         scores.append(json.loads((trial / "result.json").read_text())["last"])
         assert not list(trial.glob("*.safetensors")) and not list(trial.glob("*.pt"))
-        assert json.loads((trial / "data.json").read_text())["counts"]["test classes"] == 3
+        data = json.loads((trial / "data.json").read_text())
+        assert data["counts"]["test classes"] == 3
+        assert data["notes"][0].endswith(" images of 3 classes, held out of the training classes (data.hold_out)")
     first, second = ((one["R@1"] + one["mAP@R"]) / 2 for one in scores)
     best = 1e-3 if second >= first + rates.GAIN else 1e-4
     told = f"lr={best:g} chosen on held-out training classes, R@1 / mAP@R at 0.0001: "

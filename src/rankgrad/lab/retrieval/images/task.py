@@ -78,6 +78,10 @@ class ImageTask(RetrievalTask):
         view = self.config.view
         self.tested_items *= (view.test_crop / view.crop) ** 2
 
+    def _counts(self) -> str:
+        of_these = ", held out of the training classes (data.hold_out)" if self.config.data.hold_out else ""
+        return super()._counts() + of_these
+
     def _length(self) -> str:
         view, parts = self.config.view, [super()._length()]
         tested = "" if view.test_crop == view.crop else f", tested at {view.test_crop} (view.test_crop)"
