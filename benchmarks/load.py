@@ -9,6 +9,7 @@ Every row is a process of its own, so that its peak of memory is its own::
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import resource
 import sys
@@ -83,7 +84,7 @@ def draw(path: str, kind: str) -> None:
     Image.new(mode, (13_300, 13_300)).save(path, form, **options)
 
 
-def images(many: int, kind: str = "png") -> str:
+def images(many: int, kind: str) -> str:
     """``many`` images of the largest size, and a strip of 1 x 4,000; read by 8 workers."""
     from PIL import Image
 
@@ -108,6 +109,11 @@ def images(many: int, kind: str = "png") -> str:
 
 
 if __name__ == "__main__":
-    name, size, *more = sys.argv[1:]
     work: dict[str, Callable[..., str]] = {"lists": lists, "batch": batch, "images": images}
-    measured(" ".join(sys.argv[1:]), lambda: work[name](int(size), *more))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=work)
+    parser.add_argument("size", type=int, help="lists and batch: a power of two; images: how many")
+    parser.add_argument("kind", nargs="?", default="png", help="images: how their name ends")
+    args = parser.parse_args()
+    more = (args.kind,) if args.what == "images" else ()
+    measured(" ".join(sys.argv[1:]), lambda: work[args.what](args.size, *more))
