@@ -113,7 +113,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=work)
     parser.add_argument("size", type=int, help="lists and batch: a power of two; images: how many")
-    parser.add_argument("kind", nargs="?", default="png", help="images: how their name ends")
+    parser.add_argument("kind", nargs="?", default="png", choices=KINDS, help="images: their format")
     args = parser.parse_args()
     more = (args.kind,) if args.what == "images" else ()
     measured(" ".join(sys.argv[1:]), lambda: work[args.what](args.size, *more))
