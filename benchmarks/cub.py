@@ -109,4 +109,4 @@ def table(out: Path, every: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    side_by_side.in_a_line(main)
+    side_by_side.without_traceback(main)

@@ -30,7 +30,6 @@ import copy
 import itertools
 import json
 import re
-import shutil
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -98,10 +97,12 @@ def prepared(name: str, source: Path, out: Path) -> Path:
     if not source.is_dir():
         raise UserError(f"{name}: no such folder {str(source)!r}")
     made = out / "data" / name
-    complete = made / "complete"  # of what, and how many: links do not travel with a copy of the results
-    if not complete.is_file() or complete.read_text() != f"{_many(made)} of {source.resolve()}":
-        if complete.is_file():  # made before, of other data
-            shutil.rmtree(made)
+    complete = made / "complete"  # how many images, and of what; links do not travel with a copy of the results
+    before = complete.read_text() if complete.is_file() else ""
+    origin = before.partition(" of ")[2]
+    if origin not in ("", str(source.resolve())) and _many(made):  # finished runs there may be of those images
+        raise UserError(f"--out: {made} has the images of {origin}; give another folder for those of {source}")
+    if before != f"{_many(made)} of {source.resolve()}":
         if name in TRAINING:
             _numbered(name, source, made)
         else:
@@ -326,4 +327,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    side_by_side.in_a_line(main)
+    side_by_side.without_traceback(main)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.embeddings import ROWS, prepared
-from benchmarks.side_by_side import in_a_line, mean_of
+from benchmarks.side_by_side import mean_of, without_traceback
 from rankgrad.lab import recipes
 from rankgrad.lab.retrieval import losses
 from rankgrad.lab.retrieval.images import data as data_sets
@@ -190,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    in_a_line(main)
+    without_traceback(main)

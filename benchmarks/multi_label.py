@@ -33,7 +33,7 @@ from torchvision.models import resnet
 from torchvision.ops import sigmoid_focal_loss
 
 import rankgrad
-from benchmarks.side_by_side import in_a_line
+from benchmarks.side_by_side import without_traceback
 from rankgrad import metrics
 from rankgrad.lab.detection import voc
 from rankgrad.lab.detection.scenes import scenes_of
@@ -384,4 +384,4 @@ def _work(pipe: Connection, args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    in_a_line(main)
+    without_traceback(main)

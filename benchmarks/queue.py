@@ -32,8 +32,8 @@ class Command:
 
     def __init__(self, text: str) -> None:
         try:
-            name, *words = shlex.split(text)
-        except ValueError as error:  # a quote that is not closed, or nothing
+            name, *words = shlex.split(text) or [""]
+        except ValueError as error:  # a quote that is not closed
             raise SystemExit(f"COMMAND: {error}, received {text!r}") from None
         if name not in TABLES:
             raise SystemExit(f"COMMAND: expected one of {', '.join(TABLES)} first, received {text!r}")
@@ -78,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    side_by_side.in_a_line(main)
+    side_by_side.without_traceback(main)

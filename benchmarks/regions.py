@@ -31,7 +31,7 @@ from torchvision.ops.poolers import initLevelMapper
 
 from benchmarks import voc
 from benchmarks.region_features import STRIDE, Part, descend, ready
-from benchmarks.side_by_side import in_a_line, mean_of
+from benchmarks.side_by_side import mean_of, without_traceback
 from rankgrad import metrics
 from rankgrad.detection.boxes import decoded, iou
 from rankgrad.detection.drop_in import use_ranking_loss
@@ -231,4 +231,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    in_a_line(main)
+    without_traceback(main)

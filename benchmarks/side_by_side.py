@@ -44,8 +44,8 @@ class Job(NamedTuple):
     folder: Path
 
 
-def in_a_line(main: Callable[[], None]) -> None:
-    """Run the command; what is wrong with its arguments or data is said in a line."""
+def without_traceback(main: Callable[[], None]) -> None:
+    """Run the command; wrong arguments or data end it with a message instead of a traceback."""
     try:
         main()
     except (UserError, OSError) as error:

@@ -185,4 +185,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    side_by_side.in_a_line(main)
+    side_by_side.without_traceback(main)

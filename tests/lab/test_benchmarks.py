@@ -12,6 +12,7 @@ from benchmarks import cub, embeddings, last_block, queue, side_by_side
 from rankgrad.lab import recipes
 from rankgrad.lab.retrieval import losses
 from rankgrad.lab.retrieval.images import model
+from rankgrad.lab.training.errors import UserError
 
 import images
 
@@ -272,7 +273,7 @@ def test_several_tables_in_one_queue(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("cross entropy, seed 0: rankgrad train voc07 data.root=D ")
     for wrong, told in (
         ("vok --data D", "^COMMAND: expected one of voc, embeddings"),
-        ("", "^COMMAND: "),
+        ("", "^COMMAND: expected one of voc, embeddings first, received ''$"),
         ("voc 'x", "^COMMAND: No closing quotation"),
         (f"{boxes} --rows x0x", "^--rows: no row matches 'x0x'; there are cross entropy"),
         (f"{pairs} --rows x0x", "^--rows: no row matches 'x0x'; there are ProxyRanking"),
@@ -282,15 +283,17 @@ def test_several_tables_in_one_queue(tmp_path, monkeypatch, capsys):
     ):
         monkeypatch.setattr(sys, "argv", ["queue.py", "--list", wrong])
         with pytest.raises(SystemExit, match=told):
-            side_by_side.in_a_line(queue.main)
+            side_by_side.without_traceback(queue.main)
 
 
-def test_data_of_another_source_are_made_anew(tmp_path):
-    """A table would else be of the wrong images."""
-    for name, classes in (("a", (1, 2, 101, 102)), ("b", (1, 2, 3, 101))):
-        images.cub_set(tmp_path / name, classes=classes)
-    for name, train in (("a", 2), ("b", 3), ("b", 3)):
-        made = embeddings.prepared("cub", tmp_path / name, tmp_path / "out")
-        assert len(list((made / "train").iterdir())) == train
-        linked = {path.resolve().relative_to(tmp_path).parts[0] for path in made.glob("*/*/*")}
-        assert linked == {name}
+def test_images_of_another_source_are_refused(tmp_path):
+    """A table would else mix runs of both."""
+    for name in ("a", "b"):
+        images.cub_set(tmp_path / name, classes=(1, 2, 101, 102))
+    for _ in range(2):
+        made = embeddings.prepared("cub", tmp_path / "a", tmp_path / "out")
+    with pytest.raises(UserError, match=r"^--out: .*cub has the images of .*/a; give another folder for .*/b$"):
+        embeddings.prepared("cub", tmp_path / "b", tmp_path / "out")
+    (tmp_path / "a").rename(tmp_path / "c")  # links that do not open, as in a copy on another machine
+    embeddings.prepared("cub", tmp_path / "c", tmp_path / "out")
+    assert {path.resolve().relative_to(tmp_path).parts[0] for path in made.glob("*/*/*")} == {"c"}

@@ -256,6 +256,6 @@ def test_a_single_test_class_is_reported(tmp_path):
     counts, *notes = ImageTask(config, torch.device("cpu")).notes
     assert counts == "trains on 18 images of 3 classes, tests on 6 images of 1 class"
     assert any(
-        note.startswith("all test images are of one class, so that whatever is found is right; data.test_share")
+        note.startswith("all test images are of one class, so every retrieved one is relevant; data.test_share")
         for note in notes
     )

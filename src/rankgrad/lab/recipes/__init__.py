@@ -19,9 +19,9 @@ from rankgrad.lab.training.errors import UserError
 from rankgrad.lab.training.reading import size_of
 from rankgrad.lab.training.task import Task
 
-#: The folder, inside that of a run, of the trials by which its settings were chosen, and what they are chosen for.
+#: In a run's folder: the trials by which its settings are chosen, and the settings that the trials begin with.
 TRIALS = "trials"
-CHOOSING = Path(TRIALS, "settings.yaml")
+BEFORE_TRIALS = Path(TRIALS, "settings.yaml")
 #: Settings are nested two levels deep; far deeper is no recipe.
 _DEEPEST = 20
 #: No recipe has more bytes. (The largest here has 2,000.)
@@ -76,7 +76,10 @@ def _file(name: str) -> Any:
     path = Path(name)
     if name in recipe_names():
         return resources.files("rankgrad.lab") / "recipes" / f"{name}.yaml"
-    for settings in (path / "config.yaml", path / CHOOSING):  # of a run, or of one whose trials were interrupted
+    for settings in (
+        path / "config.yaml",
+        path / BEFORE_TRIALS,
+    ):  # of a run, or of one whose trials were interrupted
         if path.is_dir() and settings.is_file():
             return settings
     if path.suffix in (".yaml", ".yml") and path.is_file():

@@ -16,7 +16,7 @@ import torch
 
 from rankgrad import distributed
 from rankgrad.lab import callbacks, recipes
-from rankgrad.lab.recipes import CHOOSING, TRIALS
+from rankgrad.lab.recipes import BEFORE_TRIALS, TRIALS
 from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.config import flat
@@ -84,7 +84,7 @@ def resume_command(name: str, out: str | None, seeds: int) -> str:
     """The command that continues an interrupted run."""
     folder = folder_for(name, out, resume=True)
     begun = sorted(path.parent for path in [*folder.glob("config.yaml"), *folder.glob("seed-*/config.yaml")])
-    begun = begun or ([folder] if (folder / CHOOSING).is_file() else [])
+    begun = begun or ([folder] if (folder / BEFORE_TRIALS).is_file() else [])
     if not begun:
         return "nothing has been trained yet"
     if seeds == 1 and begun == [folder]:
@@ -127,40 +127,51 @@ def run(
     if seeds == 1 and resume and not (folder / "config.yaml").is_file() and any(folder.glob("seed-*/config.yaml")):
         raise UserError(f"--resume: {folder} was started with --seeds: give the same --seeds again")
     begun = [*folder.glob("config.yaml"), *folder.glob("seed-*/config.yaml")]
-    tell = _teller()
+    print_note = _note_printer()
     with reuse.shared():  # the trials and all seeds read their data once
         if resume and begun:  # what was chosen stays
             given, config = config, task.as_chosen(config, recipes.load(str(begun[0].parent))[1])
-            if config != given and (folder / CHOOSING).is_file():
-                same_settings(folder, given, "--resume", folder / CHOOSING)
+            if config != given and (folder / BEFORE_TRIALS).is_file():
+                same_settings(folder, given, "--resume", folder / BEFORE_TRIALS)
             chosen = data_notes(folder).get("chosen", [])
         else:
             trials = _trials(task, config, folder, device, previous=previous)
-            config, chosen = task.chosen(config, device, trials, tell)
+            config, chosen = task.chosen(config, device, trials, print_note)
             previous = previous and not (folder / TRIALS).is_dir()  # it was that of a trial
         if seeds == 1:
-            begin = {"resume": resume, "previous": previous}
-            return folder, [_train_run(task, config, folder, device, **begin, chosen=chosen, tell=tell)]
+            result = _train_run(
+                task,
+                config,
+                folder,
+                device,
+                resume=resume,
+                previous=previous,
+                chosen=chosen,
+                print_note=print_note,
+            )
+            return folder, [result]
         results = []
         for seed in range(config.seed, config.seed + seeds):
             seeded, place = config.model_copy(update={"seed": seed}), folder / f"seed-{seed}"
-            results.append(_train_run(task, seeded, place, device, resume=resume, chosen=chosen, tell=tell))
+            results.append(
+                _train_run(task, seeded, place, device, resume=resume, chosen=chosen, print_note=print_note)
+            )
     if distributed.process_index() == 0:
         checkpoint.write_text(folder / "seeds.json", json.dumps(seed_statistics(results), indent=1))
         write_report(folder)
     return folder, results
 
 
-def _teller() -> Callable[[str], None]:
-    """Prints notes, each once however many runs have it, in the first process."""
-    told: set[str] = set()
+def _note_printer() -> Callable[[str], None]:
+    """A function that prints a note in the first process, once however many runs have it."""
+    printed: set[str] = set()
 
-    def tell(note: str) -> None:
-        if note not in told and distributed.process_index() == 0:
+    def print_note(note: str) -> None:
+        if note not in printed and distributed.process_index() == 0:
             print(printable(note), flush=True)
-        told.add(note)
+        printed.add(note)
 
-    return tell
+    return print_note
 
 
 def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *, previous: bool) -> Training:
@@ -181,7 +192,7 @@ def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *
                 return {} if failed else dict(result.last)
         if first:
             # What --resume continues, if the trials are interrupted.
-            checkpoint.write_text(folder / CHOOSING, recipes.dump(config))
+            checkpoint.write_text(folder / BEFORE_TRIALS, recipes.dump(config))
             print(printable(f"to choose settings, on a part of the training data: {run}"), flush=True)
         try:
             again = previous and any(run.glob("state*.pt"))
@@ -214,9 +225,9 @@ def _train_run(
     resume: bool,
     previous: bool = False,
     chosen: Sequence[str] = (),
-    tell: Callable[[str], None] = lambda note: None,
+    print_note: Callable[[str], None] = lambda note: None,
 ) -> Result:
-    """Train one run to its end; ``tell`` is called with the notes on its data and settings."""
+    """Train one run to its end; ``print_note`` is called with each note on its data and settings."""
     if resume and (folder / "config.yaml").is_file():
         _same_version(folder, kind)
         same_settings(folder, config, "--resume")
@@ -226,9 +237,9 @@ def _train_run(
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
         for note in task.notes:
-            tell(note)
+            print_note(note)
         if config.evaluate_every == "auto" and trainer.evaluate_every > 1:
-            tell(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
+            print_note(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
         described_data = task.describe() | {"chosen": list(chosen)}
         checkpoint.write_text(folder / "data.json", json.dumps(described_data, indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
@@ -356,7 +367,9 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
             write_report(one)
         return page.write_overview(folder, folder.name, read_json(folder / "seeds.json", list[SeedStatistic]))
     if not (folder / "config.yaml").is_file():
-        resumed = f"; interrupted in its {TRIALS}: --resume continues it" if (folder / CHOOSING).is_file() else ""
+        resumed = (
+            f"; interrupted in its {TRIALS}: --resume continues it" if (folder / BEFORE_TRIALS).is_file() else ""
+        )
         raise UserError(f"RUN: no run in {str(folder)!r} (it has no config.yaml{resumed})")
     task, config = recipes.load(str(folder))
     for other in beside:

@@ -183,7 +183,7 @@ class RetrievalTask(Task):
         if self.gallery is None:
             warnings += self._single_items("test", self.query, "not used as a query")
             if self.query.items.classes() == 1:
-                of_one = f"all test {self.item} are of one class, so that whatever is found is right"
+                of_one = f"all test {self.item} are of one class, so every retrieved one is relevant"
                 warnings.append(of_one + self._other_split())
         trained, tested = (set(source.items.renumbered().class_names) for source in (self.source, self.query))
         if both := len(trained & tested):

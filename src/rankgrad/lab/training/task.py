@@ -85,12 +85,12 @@ class Task(ABC):
 
     @classmethod
     def chosen(
-        cls, config: Any, device: torch.device, train: Training, tell: Callable[[str], None]
+        cls, config: Any, device: torch.device, train: Training, print_note: Callable[[str], None]
     ) -> tuple[Any, list[str]]:
         """The settings with those that are found by trials on part of the training data, and notes on them.
 
-        ``train(name, settings)`` does a trial on the device; see :data:`Training`. ``tell`` is called with what
-        the user should know before the trials.
+        ``train(name, settings)`` does a trial on the device; see :data:`Training`. ``print_note`` is
+        called with what the user should know before the trials.
         """
         return config, []
 

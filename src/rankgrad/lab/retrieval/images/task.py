@@ -134,7 +134,7 @@ class ImageTask(RetrievalTask):
 
     @classmethod
     def chosen(
-        cls, config: Config, device: torch.device, train: Training, tell: Callable[[str], None]
+        cls, config: Config, device: torch.device, train: Training, print_note: Callable[[str], None]
     ) -> tuple[Config, list[str]]:
         """The learning rate, where there are several to try and images enough to compare them."""
         if len(config.rates) < 2:
@@ -146,8 +146,8 @@ class ImageTask(RetrievalTask):
             return config.with_rate(lr), [f"lr={lr:g}: too few training images to compare rates ({rates.ENOUGH})"]
         for note in whole.notes:
             if note != whole._length():  # which has a rate
-                tell(note)
-        tell(rates.plan(config.rates, lr))
+                print_note(note)
+        print_note(rates.plan(config.rates, lr))
         del whole
         rate, told = rates.choose(config, train)
         return config.with_rate(rate), [told]
