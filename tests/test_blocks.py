@@ -125,7 +125,8 @@ SPECS = {
     "lam": _blocks.LossSpec("log", "lam", 5.0, 0.0, False, None),
     "window": _blocks.LossSpec("log", "window", 0.3, 0.0, False, None),
     "automatic": _blocks.LossSpec("log", "share", 1.0, 0.5, True, None),
-    "forces": _blocks.LossSpec("ap", "window", 0.3, forces=0.7, upper=0.9, lower=0.2, force_reach=0.4),
+    "hinge": _blocks.LossSpec("ap", "window", 0.3, forces="hinge", upper=0.9, lower=0.2, weight=0.7),
+    "balanced": _blocks.LossSpec("log", "window", 0.3, forces="balanced", upper=0.1, lower=-0.1, weight=2.5),
 }
 
 
@@ -152,7 +153,7 @@ def test_products_and_memory(monkeypatch, reach, kind, wanted, products):
             lookup, _blocks.GlobalStats(), SPECS[reach], _blocks.GradientFlags(kind == "batch", *wanted)
         )
     blocks = queries // rows
-    assert counted.products == blocks * (products + (reach == "automatic"))
+    assert counted.products == blocks * (products + (reach in ("automatic", "hinge")))
     assert counted.largest <= max(8 * rows * (len(others) + 1), 4 * len(others) * dim)
     assert 8 * rows * len(others) < queries * len(others) / 2  # what would be seen of a matrix, even of bytes
 
@@ -210,8 +211,8 @@ def test_nan_and_nothing_relevant(small_blocks):
 
 BEYOND_RANKS = {
     "proxies": lambda: rankgrad.ProxyRankingLoss(6, 8, window=0.4, threshold=0.2, pairs=0.5),
-    "pairs": lambda: rankgrad.PairRankingLoss(forces=0.7, pull=0.6, push=0.1),
-    "pairs, memory": lambda: rankgrad.PairRankingLoss(forces=0.7, pull=0.6, push=0.1, memory=1),
+    "hinge": lambda: rankgrad.PairRankingLoss(hinge=0.7, pull=0.6, push=0.1),
+    "hinge, memory": lambda: rankgrad.PairRankingLoss(hinge=0.7, pull=0.6, push=0.1, memory=1),
 }
 
 
@@ -219,7 +220,7 @@ BEYOND_RANKS = {
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", BEYOND_RANKS)
 def test_forces_in_blocks(monkeypatch, name, autocast, dtype):
-    """Proxies and pairs: value and all gradients are those of one block, which test_proxies checks."""
+    """Proxies and the hinge: value and all gradients are those of one block, which test_proxies checks."""
     results = []
     for rows in (ROWS, 2, 1000):
         monkeypatch.setattr(_blocks, "block_rows", lambda candidates, rows=rows: rows)
@@ -260,7 +261,8 @@ def lookup_of_proxies(loss, labels, embeddings):
     return _blocks.lookup_loss(lists, _blocks.GlobalStats(), loss.spec())
 
 
-def test_both_computations_of_a_block_have_the_same_bits(small_blocks, monkeypatch):
+@pytest.mark.parametrize("reach", ["automatic", "hinge"])
+def test_both_computations_of_a_block_have_the_same_bits(small_blocks, monkeypatch, reach):
     """What is counted first and what is ranked then are the same scores, in float32 too."""
     seen = []
     pairs = Lookup.pairs
@@ -268,7 +270,7 @@ def test_both_computations_of_a_block_have_the_same_bits(small_blocks, monkeypat
     embeddings, labels, items = data(dtype=torch.float32)
     queries = unit_length(embeddings).requires_grad_()
     lookup = Lookup(queries, labels, items, queries, labels, items)
-    _blocks.lookup_loss(lookup, _blocks.GlobalStats(), SPECS["automatic"])
+    _blocks.lookup_loss(lookup, _blocks.GlobalStats(), SPECS[reach])
     blocks = -(-30 // ROWS)
     assert len(seen) == 2 * blocks
     for first, second in zip(seen[:blocks], seen[blocks:], strict=True):

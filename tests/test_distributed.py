@@ -46,8 +46,8 @@ def embedding_losses():
         "ap": rankgrad.AveragePrecisionLoss(lam=5.0, margin=0.1, memory=2, distributed=True),
         "log_ap": rankgrad.AveragePrecisionLoss(lam=5.0, log=True, distributed=True),
         "window": rankgrad.AveragePrecisionLoss(window=0.5, margin=0.1, memory=1, distributed=True),
-        "pairs": rankgrad.PairRankingLoss(forces=0.7, pull=0.6, push=0.1, distributed=True),
-        "pairs, memory": rankgrad.PairRankingLoss(forces=0.7, pull=0.6, push=0.1, memory=1, distributed=True),
+        "hinge": rankgrad.PairRankingLoss(hinge=0.7, pull=0.6, push=0.1, distributed=True),
+        "hinge, memory": rankgrad.PairRankingLoss(hinge=0.7, pull=0.6, push=0.1, memory=1, distributed=True),
     }
 
 

@@ -223,7 +223,7 @@ IN_BLOCKS = {
     "lam": lambda: rankgrad.AveragePrecisionLoss(lam=0.2, margin=0.02),
     "automatic": lambda: rankgrad.AveragePrecisionLoss(),
     "window, memory": lambda: rankgrad.AveragePrecisionLoss(window=0.1, memory=2),
-    "pairs": lambda: rankgrad.PairRankingLoss(pull=0.6, push=0.1),
+    "hinge": lambda: rankgrad.PairRankingLoss(pull=0.6, push=0.1),
     "proxies": lambda: rankgrad.ProxyRankingLoss(24, 32),
 }
 

@@ -1,4 +1,4 @@
-"""Losses beyond the paper: proxies, or the items themselves, between two thresholds."""
+"""Losses beyond the paper: proxies between two thresholds, and average precision with a hinge on pairs."""
 
 import math
 
@@ -54,50 +54,34 @@ def test_moving_all_items_together_gains_nothing():
         assert forces(cosine) == pytest.approx(n / (1 + n))  # downwards, however far above
 
 
-def forces_by_hand(rows, labels, items, weight, pull, push):
-    """Value of the forces among rows, and a number whose gradient is theirs (the push is that of a rank)."""
-    pulled, pushed, of_push = [], [], []
-    for i in range(len(rows)):
-        others = [j for j in range(len(rows)) if items[i] != items[j]]
-        near = [(pull - rows[i] @ rows[j]).clamp(min=0) for j in others if labels[i] == labels[j]]
-        far = [s for j in others if labels[i] != labels[j] and (s := rows[i] @ rows[j]) >= push]
-        if near:
-            pulled.append(sum(near) / labels.count(labels[i]))
-        pushed.append(math.log(1 + len(far)))
-        of_push.append(sum(far) / (1 + len(far)))
-    mean = sum(pulled) / max(len(pulled), 1)
-    return weight * (mean + sum(pushed) / len(rows)), weight * (mean + sum(of_push) / len(rows))
+def pair_loss_by_hand(rows, labels, items, weight, pull, push):
+    near, far = [], []
+    for i, j in ((i, j) for i in range(len(rows)) for j in range(len(rows)) if items[i] != items[j]):
+        gap = pull - rows[i] @ rows[j] if labels[i] == labels[j] else rows[i] @ rows[j] - push
+        if gap > 0:
+            (near if labels[i] == labels[j] else far).append(gap)
+    return weight * sum(sum(gaps) / len(gaps) for gaps in (near, far) if gaps)
 
 
-@pytest.mark.parametrize(("pull", "push"), [(0.9, 0.4), (0.3, -0.2), (-1.0, 1.0)])
-def test_pairs_have_ranks_and_forces(pull, push):
+@pytest.mark.parametrize(("pull", "push"), [(0.9, 0.6), (0.3, -0.2), (-1.0, 1.0)])
+def test_pairs_have_ranks_and_a_hinge(pull, push):
     torch.manual_seed(1)
     embeddings = torch.randn(10, 4, dtype=torch.float64)
-    labels, items = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 6, 8])
+    labels, items = torch.randint(3, (10,)), torch.randint(9, (10,))
     x, y = (embeddings.clone().requires_grad_() for _ in range(2))
-    loss = rankgrad.PairRankingLoss(forces=0.7, pull=pull, push=push)
+    loss = rankgrad.PairRankingLoss(hinge=0.7, pull=pull, push=push)
     value = loss(x, labels, items=items)
-    (2 * value).backward()
+    value.backward()
     ranks = rankgrad.AveragePrecisionLoss(window=0.1, margin=0.05)(y, labels, items=items)
     rows = torch.nn.functional.normalize(y, dim=1)
-    expected, force = forces_by_hand(rows, labels.tolist(), items.tolist(), 0.7, pull, push)
-    (2 * (ranks + force)).backward()
-    torch.testing.assert_close(value, ranks + expected, rtol=1e-13, atol=0)
+    expected = ranks + pair_loss_by_hand(rows, labels.tolist(), items.tolist(), 0.7, pull, push)
+    expected.backward()
+    torch.testing.assert_close(value, expected, rtol=1e-13, atol=0)
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-11, atol=1e-15)
 
 
-def test_moving_all_embeddings_together_gains_nothing():
-    """In a batch of equal similarities between the thresholds two of three parts are pulled, nearly all pushed."""
-    spec, labels = rankgrad.PairRankingLoss(forces=0.5).spec(torch.float64), torch.arange(60) // 3
-    relevance, others = labels.unsqueeze(0) == labels.unsqueeze(1), ~torch.eye(60, dtype=torch.bool)
-    for cosine, expected in ((0.3, -2 / 3), (0.4, 57 / 58 - 2 / 3), (0.89, 57 / 58 - 2 / 3), (0.9, 57 / 58)):
-        pairs = Pairs(torch.full((60, 60), cosine, dtype=torch.float64), relevance, others)
-        _, force = spec.forces_on(pairs, GlobalStats(), torch.tensor(60), 60)
-        assert force.sum().item() == pytest.approx(0.5 * expected) and not force.diagonal().any()
-
-
-def test_a_collapsed_batch_is_driven_apart():
-    """All embeddings nearly equal: ranks have no force along the common direction, the push has."""
+def test_a_collapsed_batch_is_driven_apart_by_the_hinge():
+    """All embeddings nearly equal: ranks have no force along the common direction, the hinge has."""
     torch.manual_seed(0)
     x = (torch.tensor([1.0, 0.0, 0.0]) + 0.05 * torch.randn(12, 3)).requires_grad_()
     labels = torch.arange(12) // 3
@@ -113,20 +97,20 @@ def test_a_collapsed_batch_is_driven_apart():
 
 def test_pairs_remember_in_lists_of_their_own():
     torch.manual_seed(2)
-    with_forces, ranks = (
+    with_hinge, ranks = (
         rankgrad.PairRankingLoss(memory=1),
         rankgrad.AveragePrecisionLoss(window=0.1, margin=0.05, memory=1),
     )
     for _ in range(2):
-        x, labels = torch.randn(10, 4, dtype=torch.float64), torch.arange(10) // 2
-        x, y = (x.clone().requires_grad_() for _ in range(2))
+        x = torch.randn(10, 4, dtype=torch.float64)
+        x, y, labels = x.clone().requires_grad_(), x.requires_grad_(), torch.arange(10) // 2
         rows = torch.nn.functional.normalize(y, dim=1)
-        forces, gradient = forces_by_hand(rows, labels.tolist(), range(10), 0.3, 0.9, 0.4)
-        value, of_ranks = with_forces(x, labels), ranks(y, labels)
-        torch.testing.assert_close(value, of_ranks + forces, rtol=1e-13, atol=0)
+        value = with_hinge(x, labels)
+        expected = ranks(y, labels) + pair_loss_by_hand(rows, labels.tolist(), range(10), 0.3, 0.9, 0.6)
+        torch.testing.assert_close(value, expected, rtol=1e-13, atol=0)
         value.backward()
-        (of_ranks + gradient).backward()
-        torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-16)  # counts are no float32
+        expected.backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-16)
 
 
 def test_pairs_add_the_items_average_precision():

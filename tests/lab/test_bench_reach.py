@@ -50,7 +50,7 @@ def test_the_way_of_a_gpu(monkeypatch, tmp_path, capsys):
     text = file.read_text()
     for row in (
         "| 256 queries, fp32: recall, window |",
-        "| 256 queries, fp32: pairs with forces |",
+        "| 256 queries, fp32: pairs with a hinge |",
         "| 256 queries, fp32: proxies of 10,000 classes |",
         "| 64 queries against a memory of 1,024, TF32: recall |",
         "| the same, replayed (3 launches) |",

@@ -3,9 +3,9 @@
 The similarities of a block are computed, ranked, turned into the gradient of the scores and at once into its share
 of the gradients of queries and candidates, and dropped. These losses are linear in the upstream gradient, so
 backward has nothing left to do but one multiplication: three products of matrices for a batch, two against a
-memory (which has no gradient), one without a gradient. The spread of the scores of all blocks comes first where
-there is more than one block, and costs one product more: the same product of the same rows, so the same bits.
-Memory: O((Q + N) d + block x N).
+memory (which has no gradient), one without a gradient. What concerns the scores of all blocks, their spread or
+how many of them a hinge acts on, comes first where there is more than one block, and costs one product more: the
+same product of the same rows, so the same bits. Memory: O((Q + N) d + block x N).
 
 A small batch is one block: its matrix is there, once, and no product is computed twice.
 """
@@ -41,8 +41,8 @@ def block_rows(candidates: int) -> int:
 class LossSpec(NamedTuple):
     """What is computed of every list: the fields of a request that do not depend on the scores, and the forces.
 
-    ``forces`` is their weight, 0 for none; the three fields behind it are as in
-    :func:`rankgrad.losses._forces.balanced`.
+    ``forces`` names the function of :mod:`rankgrad.losses._forces`, ``"hinge"`` or ``"balanced"``, and is empty for
+    none; the three fields behind it are its thresholds and its weight.
     """
 
     form: str
@@ -51,10 +51,10 @@ class LossSpec(NamedTuple):
     margin: float = 0.0
     margin_is_share: bool = False
     max_relevant: int | None = None
-    forces: float = 0.0
+    forces: str = ""
     upper: float = 0.0
     lower: float = 0.0
-    force_reach: float = 1.0
+    weight: float = 1.0
 
     @property
     def needs_spread(self) -> bool:
@@ -83,8 +83,16 @@ class LossSpec(NamedTuple):
 
     def forces_on(self, pairs: Pairs, stats: "GlobalStats", lists: Tensor, queries: int) -> tuple[Tensor, Tensor]:
         """Value and gradient of the forces on a block's scores; ``lists`` and ``queries`` of this call."""
-        counts = (lists, queries) if stats.forced is None else stats.forced.unbind()
-        return _forces.balanced(*pairs, self.upper, self.lower, self.forces, self.force_reach, *counts)
+        scores, relevance, _ = pairs
+        wrong = self.wrong_sides(pairs)
+        if self.forces == "hinge":
+            counts = wrong.counts() if stats.forced is None else stats.forced
+            return _forces.hinge(scores, wrong, self.upper, self.lower, self.weight, counts)
+        return _forces.balanced(scores, relevance, wrong, self.upper, self.weight, lists, queries)
+
+    def wrong_sides(self, pairs: Pairs) -> _forces.WrongSides:
+        """What the forces act on."""
+        return _forces.wrong_sides(*pairs, self.upper, self.lower)
 
 
 class GlobalStats(NamedTuple):
@@ -94,7 +102,7 @@ class GlobalStats(NamedTuple):
         tables: As in :class:`rankgrad.engine.request.Request`.
         lists: How many lists count, a scalar.
         spread: The spread of all scores, a scalar.
-        forced: How many lists count of those that forces act on, and how many queries these have, ``[2]``.
+        forced: How many pairs a hinge acts on, ``[2]``.
     """
 
     tables: Tensor | None = None
@@ -112,10 +120,11 @@ class GradientFlags(NamedTuple):
 
 
 class ListStats(NamedTuple):
-    """Statistics of all lists of a lookup: how many count, moments ``[4]``."""
+    """Statistics of all lists of a lookup: how many count, moments ``[4]``, pairs that a hinge acts on ``[2]``."""
 
     lists: Tensor
     moments: Tensor
+    forced: Tensor
 
 
 def _blocks(lookup: Lookup) -> Iterator[tuple[slice, Lookup]]:
@@ -133,11 +142,16 @@ def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool, lists: Tensor |
     """``lists``: how many count, if that is known."""
     if lists is None:
         lists = lookup.counting_lists(block_rows(len(lookup.candidates)))
-    parts = []
-    for _, block in _blocks(lookup) if of_scores and spec.needs_spread else ():
-        scores, _, mask = block.pairs()
-        parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
-    return ListStats(lists, merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64))
+    spread, hinge = of_scores and spec.needs_spread, of_scores and spec.forces == "hinge"
+    parts, forced = [], lists.new_zeros(2)
+    for _, block in _blocks(lookup) if spread or hinge else ():
+        scores, _, mask = pairs = block.pairs()
+        if spread:
+            parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
+        if hinge:
+            forced = forced + spec.wrong_sides(pairs).counts()
+    moments_of_all = merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64)
+    return ListStats(lists, moments_of_all, forced)
 
 
 class _OfScores(NamedTuple):
@@ -145,15 +159,15 @@ class _OfScores(NamedTuple):
 
 
 @op_on(Lookup, LossSpec, _OfScores)
-def _list_stats_op(*fields: Any) -> tuple[Tensor, Tensor]:
+def _list_stats_op(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     lookup, spec, (of_scores,) = records_of(fields, Lookup, LossSpec, _OfScores)
     return _list_stats(lookup, spec, of_scores)
 
 
 @fake_of("list_stats_op")
-def _(*fields: Any) -> tuple[Tensor, Tensor]:
+def _(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     number = fields[1].new_empty((), dtype=torch.int64)
-    return number, number.new_empty(4, dtype=torch.float64)
+    return number, number.new_empty(4, dtype=torch.float64), number.new_empty(2)
 
 
 def list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool) -> ListStats:
@@ -171,11 +185,13 @@ def _evaluate(
     queries, candidates = lookup.queries, lookup.candidates
     several = len(queries) > block_rows(len(candidates))
     without_spread = spec.needs_spread and stats.spread is None
-    if several and (stats.lists is None or without_spread):
-        found = _list_stats(lookup, spec, without_spread, stats.lists)
+    without_counts = spec.forces == "hinge" and stats.forced is None
+    if several and (stats.lists is None or without_spread or without_counts):
+        found = _list_stats(lookup, spec, without_spread or without_counts, stats.lists)
         stats = stats._replace(
             lists=found.lists,
             spread=spread_of(found.moments.unsqueeze(0), queries.dtype) if without_spread else stats.spread,
+            forced=found.forced if without_counts else stats.forced,
         )
     make = torch.zeros_like if several else torch.empty_like
     grad_queries = make(queries) if wanted.of_queries else queries.new_empty(0)

@@ -177,8 +177,8 @@ def pooled_average_precision_loss(
 class AveragePrecisionLoss(EmbeddingLoss):
     """Average precision loss on a batch of embeddings; see :func:`average_precision_loss`.
 
-    Use it where AP or mAP@R is reported and only the order of the items matters. :class:`PairRankingLoss` adds
-    forces on the similarities; where the training classes are known, begin with :class:`ProxyRankingLoss`.
+    Use it where AP or mAP@R is reported and only the order of the items matters. :class:`PairRankingLoss` adds a
+    hinge on the similarities; where the training classes are known, begin with :class:`ProxyRankingLoss`.
 
     Every embedding is a query with a list of all others (itself excluded), and a second list of what the memory
     holds. A class may have any number of items in a batch.

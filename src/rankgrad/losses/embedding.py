@@ -111,7 +111,7 @@ class EmbeddingLoss(nn.Module):
         if not several and not len(lookups[0].queries):
             return lookups[0].queries.sum()  # no list counts: 0, with a gradient of no rows
         spec = self.spec(dtype)
-        specs = [spec, *[spec._replace(forces=0.0)] * (len(lookups) - 1)]
+        specs = [spec, *[spec._replace(forces="")] * (len(lookups) - 1)]
         stats = [GlobalStats(self._tables(one, spec.reach)) for one in lookups]
         alone = len(lookups) == 1 and not several
         if not alone:
@@ -122,10 +122,8 @@ class EmbeddingLoss(nn.Module):
                 moments = self.processes.gather(torch.stack([one.moments for one in found]).unsqueeze(0))
                 spreads = spread_of(moments, dtype)
                 stats = [one._replace(spread=spread) for one, spread in zip(stats, spreads, strict=True)]
-            if spec.forces:
-                counting = found[0].lists
-                counts = torch.stack([counting, torch.full_like(counting, len(lookups[0].queries))])
-                stats[0] = stats[0]._replace(forced=self.processes.total(counts).clamp(min=1).double())
+            if several and spec.forces:
+                stats[0] = stats[0]._replace(forced=self.processes.total(found[0].forced))
         losses = [lookup_loss(*one) for one in zip(lookups, stats, specs, strict=True)]
         return losses[0] if alone else self.processes.total(torch.stack(losses).sum())
 

@@ -1,4 +1,4 @@
-"""Average precision among the items of a batch, with a pull and a push on their similarities. Beyond the paper."""
+"""Average precision among the items of a batch, with a hinge on their similarities. Beyond the paper."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from rankgrad.reach import Margin
 
 
 class PairRankingLoss(AveragePrecisionLoss):
-    r"""Average precision loss on a batch of embeddings, and forces between two thresholds of their similarities.
+    r"""Average precision loss on a batch of embeddings, and a hinge on their similarities.
 
     For training without proxies: pairs, new classes in every batch. A loss on ranks is 0 as soon as the
-    relevant items rank first, whatever the similarities are. With :math:`S_{ij}` the similarity of the batch's
-    items i and j, the forces add their weight times
+    relevant items rank first, whatever the similarities are, so it does not counteract a common direction of all
+    embeddings. The hinge does. With :math:`S_{ij}` the similarity of the batch's items i and j, it adds its weight
+    times
 
-    - **pull**: the mean over items i that have another one of their class of the mean of
-      :math:`\max(0, h^+ - S_{ij})` over the items j of the class, where i itself and its copies count with 0;
-    - **push**: the mean over items i of :math:`\log(1 + n_i)` with :math:`n_i` the items of other classes whose
-      similarity is :math:`h^-` or more. Each of them is pushed by :math:`1 / (1 + n_i)`, however high it is.
-
-    Where all similarities are alike and between the thresholds, the gradient of the push is the stronger one,
-    unless a class is more than half of the batch: a step does not move all embeddings together.
+    - **pull**: the mean of :math:`h^+ - S_{ij}` over the pairs of one class whose similarity is below :math:`h^+`;
+    - **push**: the mean of :math:`S_{ij} - h^-` over the pairs of two classes whose similarity is :math:`h^-` or
+      more: those that are hardest to tell apart. The fewer there are, the more each one is pushed.
 
     Args:
         lam, window, margin, log, memory, max_relevant, distributed, process_group: As in
-            :class:`AveragePrecisionLoss`; a window of 0.1 if none is given. The forces act in the batch alone.
-        forces: Their weight; 0 leaves them out.
+            :class:`AveragePrecisionLoss`; a window of 0.1 if none is given. The hinge acts in the batch alone.
+        hinge: Its weight; 0 leaves it out. It pulls before it pushes: at 1 an untrained network whose last layer
+            learns fast moves all items together in the first steps.
         pull: :math:`h^+`, the similarity that items of one class should reach.
         push: :math:`h^-`, the similarity that items of two classes should stay below.
 
@@ -47,9 +45,9 @@ class PairRankingLoss(AveragePrecisionLoss):
         window: float | None = None,
         margin: Margin = 0.05,
         log: bool = False,
-        forces: float = 0.3,
+        hinge: float = 0.3,
         pull: float = 0.9,
-        push: float = 0.4,
+        push: float = 0.6,
         memory: int = 0,
         max_relevant: int | None = None,
         distributed: bool = False,
@@ -65,12 +63,15 @@ class PairRankingLoss(AveragePrecisionLoss):
             distributed=distributed,
             process_group=process_group,
         )
-        self.forces = _check.non_negative("forces", forces)
+        self.hinge = _check.non_negative("hinge", hinge)
         self.pull, self.push = _check.finite("pull", pull), _check.finite("push", push)
 
     def spec(self, dtype: torch.dtype) -> LossSpec:
-        """What is computed of every list of the batch: ranks, and the forces."""
-        return super().spec(dtype)._replace(forces=self.forces, upper=self.pull, lower=self.push)
+        """What is computed of every list of the batch: ranks, and the hinge."""
+        spec = super().spec(dtype)
+        if not self.hinge:
+            return spec
+        return spec._replace(forces="hinge", upper=self.pull, lower=self.push, weight=self.hinge)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, forces={self.forces}, pull={self.pull}, push={self.push}"
+        return f"{super().extra_repr()}, hinge={self.hinge}, pull={self.pull}, push={self.push}"

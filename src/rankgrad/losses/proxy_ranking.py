@@ -115,7 +115,7 @@ class ProxyRankingLoss(nn.Module):
     def spec(self) -> LossSpec:
         """What is computed of the list of every proxy: its ranks, and the two thresholds."""
         t, w = self.threshold, self.window
-        return LossSpec("log", "window", w, forces=1.0, upper=t, lower=-t, force_reach=w)
+        return LossSpec("log", "window", w, forces="balanced", upper=t, lower=-t, weight=1 / w)
 
     def extra_repr(self) -> str:
         classes, size = self.proxies.shape

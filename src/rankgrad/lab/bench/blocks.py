@@ -95,7 +95,7 @@ def _of_case(
     for loss in losses.values():
         loss.memory = memory
     if others:
-        losses["pairs with forces"] = PairRankingLoss()
+        losses["pairs with a hinge"] = PairRankingLoss()
         losses["proxies of 10,000 classes"] = ProxyRankingLoss(10_000, DIM, pairs=0)
     for name, loss in losses.items():
         goals: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from rankgrad.pairs import retrieval_pairs, unit_length
 OURS: dict[str, tuple[type[nn.Module], str]] = {
     "recall": (RecallLoss, "recall at every K, weight: log or loglog (the paper's retrieval loss)"),
     "ap": (AveragePrecisionLoss, "average precision; log: true for its log form"),
-    "pair": (PairRankingLoss, "average precision, and a pull and a push on the similarities (beyond the paper)"),
+    "pair": (PairRankingLoss, "average precision and a hinge on the similarities (beyond the paper)"),
     "proxy": (ProxyRankingLoss, "learned class vectors rank the batch (images: the default; beyond the paper)"),
 }
 
