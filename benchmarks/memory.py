@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import rankgrad
+from benchmarks import side_by_side
 from benchmarks.cub import mean_of
 from rankgrad.lab.training import machine
 from rankgrad.lab.training.checkpoint import write_text
@@ -120,7 +121,9 @@ def train(loss: nn.Module, seed: int, rate: float, steps: int, halves: list[tupl
 def main() -> None:
     """Run the rows and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="the folder with Omniglot's two zip files")
+    parser.add_argument(
+        "--data", type=side_by_side.folder, required=True, help="the folder with Omniglot's two zip files"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/memory"))
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
@@ -163,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    side_by_side.without_traceback(main)

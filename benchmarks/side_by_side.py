@@ -70,6 +70,14 @@ def at_least_one(text: str) -> int:
     return number
 
 
+def folder(text: str) -> Path:
+    """A folder that is there."""
+    path = Path(text).expanduser()
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"no such folder {text!r}")
+    return path
+
+
 def folder_of(out: Path, row: str, seed: int) -> Path:
     """Where a run goes."""
     return out / re.sub(r"\W+", "-", row).strip("-") / f"seed-{seed}"

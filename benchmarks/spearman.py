@@ -19,6 +19,7 @@ from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 
 import rankgrad
+from benchmarks import side_by_side
 from rankgrad import metrics
 from rankgrad.lab.training import machine
 
@@ -106,7 +107,9 @@ def trained(queries: Queries, loss: Callable[[Tensor, Tensor, Tensor], Tensor], 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="a folder with S1.txt ... S5.txt of MQ2008")
+    parser.add_argument(
+        "--data", type=side_by_side.folder, required=True, help="a folder with S1.txt ... S5.txt of MQ2008"
+    )
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
     sets = {
@@ -127,4 +130,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    side_by_side.without_traceback(main)

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import side_by_side
 from benchmarks.text_runs import Setting, run_classes, run_pairs, start
 
 
@@ -141,9 +142,16 @@ def table(task: Task, chosen: dict[str, Any], finals: dict[str, list[list[dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of a SentenceTransformer")
-    parser.add_argument("--banking77", required=True, help="folder with train.csv and test.csv")
-    parser.add_argument("--stsb", required=True, help="folder with sts-train.csv, sts-dev.csv and sts-test.csv")
+    parser.add_argument("--model", type=side_by_side.folder, required=True, help="folder of a SentenceTransformer")
+    parser.add_argument(
+        "--banking77", type=side_by_side.folder, required=True, help="folder with train.csv and test.csv"
+    )
+    parser.add_argument(
+        "--stsb",
+        type=side_by_side.folder,
+        required=True,
+        help="folder with sts-train.csv, sts-dev.csv and sts-test.csv",
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--seconds", type=float, default=140, help="no new run of the search after that")
@@ -156,14 +164,16 @@ def main() -> None:
         "banking77": Task(
             "BANKING77: intents that were not trained on",
             CLASSES,
-            partial(run_classes, args.model, args.banking77),
+            partial(run_classes, str(args.model), str(args.banking77)),
             "mAP@R",
             ("R@1", "mAP@R"),
         ),
-        "stsb": Task("STS-B", GRADED, partial(run_pairs, args.model, args.stsb), "Spearman", ("Spearman",)),
+        "stsb": Task(
+            "STS-B", GRADED, partial(run_pairs, str(args.model), str(args.stsb)), "Spearman", ("Spearman",)
+        ),
     }
     tasks = {name: tasks[name] for name in args.tasks}
-    with ProcessPoolExecutor(args.workers, get_context("spawn"), begin, (args.model,)) as pool:
+    with ProcessPoolExecutor(args.workers, get_context("spawn"), begin, (str(args.model),)) as pool:
         chosen = search(pool, tasks, begun + args.seconds, args.steps)
         futures = {
             pool.submit(task.run, setting=chosen[name][2], seed=seed, final=True, steps=chosen[name][1]): (
@@ -203,4 +213,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    side_by_side.without_traceback(main)

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 import torch
-from benchmarks import cub, embeddings, last_block, queue, side_by_side
+from benchmarks import cub, embeddings, last_block, memory, queue, side_by_side, spearman
 
 from rankgrad.lab import recipes
 from rankgrad.lab.retrieval import losses
@@ -284,6 +284,14 @@ def test_several_tables_in_one_queue(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["queue.py", "--list", wrong])
         with pytest.raises(SystemExit, match=told):
             side_by_side.without_traceback(queue.main)
+
+
+def test_a_folder_that_is_not_there(monkeypatch, capsys):
+    for table, words in ((spearman, ["--data", "none"]), (memory, ["--data", "none"])):
+        monkeypatch.setattr(sys, "argv", ["table.py", *words])
+        with pytest.raises(SystemExit):
+            table.main()
+        assert "--data: no such folder 'none'" in capsys.readouterr().err
 
 
 def test_images_of_another_source_are_refused(tmp_path):

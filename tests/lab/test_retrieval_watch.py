@@ -233,6 +233,8 @@ def test_rate_and_epochs_follow_from_the_weights(tmp_path):
     _, config = recipes.load("folder", [*settings, f"data.root={root}"])
     notes = ImageTask(config, torch.device("cpu")).notes
     assert "trains a network from scratch: 90 epochs x 2 steps, lr=0.003, crops of 12 pixels" in notes
+    _, config = recipes.load("folder", [*settings, f"data.root={root}", "epochs=1"])
+    assert "1 epoch x 2 steps" in " ".join(ImageTask(config, torch.device("cpu")).notes)
     _, config = recipes.load("folder", [*settings, f"data.root={root}", "view.test_crop=16"])
     notes = ImageTask(config, torch.device("cpu")).notes
     assert any(line.endswith("lr=0.003, crops of 12 pixels, tested at 16 (view.test_crop)") for line in notes)

@@ -41,8 +41,8 @@ def block_rows(candidates: int) -> int:
 class LossSpec(NamedTuple):
     """What is computed of every list: the fields of a request that do not depend on the scores, and the forces.
 
-    ``forces`` names the function of :mod:`rankgrad.losses._forces`, ``"hinge"`` or ``"balanced"``, and is empty for
-    none; the three fields behind it are its thresholds and its weight.
+    ``forces`` names the function of :mod:`rankgrad.losses._forces`, ``"hinge"`` or ``"balanced"``; empty for none.
+    The three fields behind it are its thresholds and its weight.
     """
 
     form: str

@@ -174,8 +174,8 @@ class RetrievalTask(Task):
 
     def _length(self) -> str:
         network = "a pretrained network" if self.pretrained(self.config) else "a network from scratch"
-        steps = f"{self.config.epochs} epochs x {self.steps_per_epoch} steps"
-        return f"trains {network}: {steps}, lr={self.config.optim.lr:g}"
+        epochs, steps = log.counted(self.config.epochs, "epoch"), log.counted(self.steps_per_epoch, "step")
+        return f"trains {network}: {epochs} x {steps}, lr={self.config.optim.lr:g}"
 
     def _warnings(self) -> list[str]:
         """Warnings about data and network: classes of a single item, or on both sides of the split."""

@@ -125,6 +125,11 @@ def labels(metrics: Mapping[str, float]) -> dict[str, str]:
     return {name: f"test {name}" if validated and name not in validated else name for name in names}
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 epoch``, ``2 epochs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def in_words(metrics: Mapping[str, float]) -> str:
     """``R@1 64.0  mAP@R 24.6``."""
     return "  ".join(f"{label} {metrics[name]:.1f}" for name, label in labels(metrics).items())
