@@ -167,12 +167,12 @@ def test_the_size_of_a_block(candidates):
         assert rows >= candidates  # a batch of a few thousand is one block
 
 
-@pytest.mark.parametrize("form", ["ap", "callable"])
+@pytest.mark.parametrize("form", ["ap", "callable", "hinge"])
 def test_compiled(small_blocks, form):
     torch._dynamo.reset()
     results = []
     for compiled in (False, True):
-        loss, found = FORMS[form](memory=1), []
+        loss, found = {**FORMS, "hinge": rankgrad.PairRankingLoss}[form](memory=1), []
         run = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
         for step in range(3):
             embeddings, labels, items = data(seed=step)

@@ -67,17 +67,29 @@ def pair_loss_by_hand(rows, labels, items, weight, pull, push):
 def test_pairs_have_ranks_and_a_hinge(pull, push):
     torch.manual_seed(1)
     embeddings = torch.randn(10, 4, dtype=torch.float64)
-    labels, items = torch.randint(3, (10,)), torch.randint(9, (10,))
+    labels, items = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 6, 8])
     x, y = (embeddings.clone().requires_grad_() for _ in range(2))
     loss = rankgrad.PairRankingLoss(hinge=0.7, pull=pull, push=push)
     value = loss(x, labels, items=items)
-    value.backward()
+    (2 * value).backward()
     ranks = rankgrad.AveragePrecisionLoss(window=0.1, margin=0.05)(y, labels, items=items)
     rows = torch.nn.functional.normalize(y, dim=1)
     expected = ranks + pair_loss_by_hand(rows, labels.tolist(), items.tolist(), 0.7, pull, push)
-    expected.backward()
+    (2 * expected).backward()
     torch.testing.assert_close(value, expected, rtol=1e-13, atol=0)
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-11, atol=1e-15)
+
+
+def test_pairs_at_a_threshold_have_no_part_in_the_hinge():
+    """Neither in the means nor in the gradient; a rectifier makes many similarities of exactly 0."""
+    x, labels = torch.eye(5, dtype=torch.float64).requires_grad_(), torch.tensor([0, 0, 1, 1, 2])
+    x.data[4, 0] = 1  # one pair of two classes above 0
+    rows = torch.nn.functional.normalize(x, dim=1)
+    spec = rankgrad.PairRankingLoss(hinge=1, pull=0.0, push=0.0).spec(torch.float64)
+    relevance, others = labels.unsqueeze(0) == labels.unsqueeze(1), ~torch.eye(5, dtype=torch.bool)
+    value, force = spec.forces_on(Pairs((rows @ rows.T).detach(), relevance, others), GlobalStats(), 5, 5)
+    assert value.item() == pytest.approx(0.5**0.5) and force.nonzero().tolist() == [[0, 4], [4, 0]]
+    assert force.sum() == 1
 
 
 def test_a_collapsed_batch_is_driven_apart_by_the_hinge():

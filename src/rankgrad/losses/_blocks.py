@@ -82,17 +82,11 @@ class LossSpec(NamedTuple):
         )
 
     def forces_on(self, pairs: Pairs, stats: "GlobalStats", lists: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-        """Value and gradient of the forces on a block's scores; ``lists`` and ``queries`` of this call."""
-        scores, relevance, _ = pairs
-        wrong = self.wrong_sides(pairs)
+        """Value and gradient of the forces on a block's scores; balanced ones need ``lists`` and ``queries``."""
+        arguments = (*pairs, self.upper, self.lower, self.weight)
         if self.forces == "hinge":
-            counts = wrong.counts() if stats.forced is None else stats.forced
-            return _forces.hinge(scores, wrong, self.upper, self.lower, self.weight, counts)
-        return _forces.balanced(scores, relevance, wrong, self.upper, self.weight, lists, queries)
-
-    def wrong_sides(self, pairs: Pairs) -> _forces.WrongSides:
-        """What the forces act on."""
-        return _forces.wrong_sides(*pairs, self.upper, self.lower)
+            return _forces.hinge(*arguments, stats.hinge_pairs)
+        return _forces.balanced(*arguments, lists, queries)
 
 
 class GlobalStats(NamedTuple):
@@ -102,13 +96,13 @@ class GlobalStats(NamedTuple):
         tables: As in :class:`rankgrad.engine.request.Request`.
         lists: How many lists count, a scalar.
         spread: The spread of all scores, a scalar.
-        forced: How many pairs a hinge acts on, ``[2]``.
+        hinge_pairs: How many pairs a hinge pulls and pushes, ``[2]``.
     """
 
     tables: Tensor | None = None
     lists: Tensor | None = None
     spread: Tensor | None = None
-    forced: Tensor | None = None
+    hinge_pairs: Tensor | None = None
 
 
 class GradientFlags(NamedTuple):
@@ -120,11 +114,11 @@ class GradientFlags(NamedTuple):
 
 
 class ListStats(NamedTuple):
-    """Statistics of all lists of a lookup: how many count, moments ``[4]``, pairs that a hinge acts on ``[2]``."""
+    """Statistics of all lists of a lookup: how many count, moments ``[4]``, pairs of a hinge ``[2]``."""
 
     lists: Tensor
     moments: Tensor
-    forced: Tensor
+    hinge_pairs: Tensor
 
 
 def _blocks(lookup: Lookup) -> Iterator[tuple[slice, Lookup]]:
@@ -143,15 +137,15 @@ def _list_stats(lookup: Lookup, spec: LossSpec, of_scores: bool, lists: Tensor |
     if lists is None:
         lists = lookup.counting_lists(block_rows(len(lookup.candidates)))
     spread, hinge = of_scores and spec.needs_spread, of_scores and spec.forces == "hinge"
-    parts, forced = [], lists.new_zeros(2)
+    parts, hinge_pairs = [], lists.new_zeros(2)
     for _, block in _blocks(lookup) if spread or hinge else ():
         scores, _, mask = pairs = block.pairs()
         if spread:
             parts.append(moments(scores.unsqueeze(0), None if mask is None else mask.unsqueeze(0))[0])
         if hinge:
-            forced = forced + spec.wrong_sides(pairs).counts()
+            hinge_pairs = hinge_pairs + _forces.hinge_pairs(*pairs, spec.upper, spec.lower)
     moments_of_all = merged(torch.stack(parts)) if parts else lists.new_zeros(4, dtype=torch.float64)
-    return ListStats(lists, moments_of_all, forced)
+    return ListStats(lists, moments_of_all, hinge_pairs)
 
 
 class _OfScores(NamedTuple):
@@ -185,13 +179,13 @@ def _evaluate(
     queries, candidates = lookup.queries, lookup.candidates
     several = len(queries) > block_rows(len(candidates))
     without_spread = spec.needs_spread and stats.spread is None
-    without_counts = spec.forces == "hinge" and stats.forced is None
-    if several and (stats.lists is None or without_spread or without_counts):
-        found = _list_stats(lookup, spec, without_spread or without_counts, stats.lists)
+    without_pairs = spec.forces == "hinge" and stats.hinge_pairs is None
+    if several and (stats.lists is None or without_spread or without_pairs):
+        found = _list_stats(lookup, spec, without_spread or without_pairs, stats.lists)
         stats = stats._replace(
             lists=found.lists,
             spread=spread_of(found.moments.unsqueeze(0), queries.dtype) if without_spread else stats.spread,
-            forced=found.forced if without_counts else stats.forced,
+            hinge_pairs=found.hinge_pairs if without_pairs else stats.hinge_pairs,
         )
     make = torch.zeros_like if several else torch.empty_like
     grad_queries = make(queries) if wanted.of_queries else queries.new_empty(0)

@@ -1,57 +1,62 @@
 """Forces on similarities that are on the wrong side of a threshold: what some losses add to the ranks.
 
 Ranks do not depend on the level of the scores. A force does: it pulls relevant items that are below ``upper`` up,
-and pushes irrelevant ones that are at ``lower`` or above down, however far away they are.
+and pushes irrelevant ones that are above ``lower`` down, however far away they are. The functions return the share
+of a block of scores ``[queries of this block, candidates]`` in the value, float64, and its gradient.
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class WrongSides(NamedTuple):
-    """Which items of a block of scores the forces act on: relevant ones below, irrelevant ones at or above."""
-
-    too_low: Tensor
-    too_high: Tensor
-
-    def counts(self) -> Tensor:
-        """How many pairs, int64 ``[2]``."""
-        return torch.stack([self.too_low.sum(), self.too_high.sum()])
-
-
-def wrong_sides(scores: Tensor, relevance: Tensor, mask: Tensor | None, upper: float, lower: float) -> WrongSides:
-    """The items that the forces act on, ``[queries, candidates]``."""
-    too_low, too_high = relevance & (scores < upper), ~relevance & (scores >= lower)
-    return WrongSides(too_low, too_high) if mask is None else WrongSides(too_low & mask, too_high & mask)
-
-
 def hinge(
-    scores: Tensor, wrong: WrongSides, upper: float, lower: float, weight: float, counts: Tensor
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None,
+    upper: float,
+    lower: float,
+    weight: float,
+    counts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Every pair on a wrong side alike: few that are left are moved as much together as many.
-
-    The value is ``weight`` times the sum of the means of upper - S over relevant pairs below and of S - lower over
-    others above.
+    """The mean of upper - S over relevant pairs below, plus that of S - lower over others above, times a weight.
 
     Args:
-        scores: ``[queries of this block, candidates]``.
-        counts: :meth:`WrongSides.counts` of all blocks and processes.
-
-    Returns:
-        The block's share of the value, float64, and its gradient with respect to the scores.
+        counts: :func:`hinge_pairs` of all blocks and processes; None: of this block, which is all there is.
     """
-    too_low, too_high = wrong
+    too_low, too_high = _wrong_sides(scores, relevance, mask, upper, lower)
+    counts = _counts(too_low, too_high) if counts is None else counts
     pull, push = (weight / counts.clamp(min=1).double()).to(scores.dtype).unbind()
     gaps = torch.where(too_low, (upper - scores) * pull, ((scores - lower) * push).where(too_high, 0))
     return gaps.sum(dtype=torch.float64), torch.where(too_low, -pull, push.where(too_high, 0))
 
 
-def balanced(
-    scores: Tensor, relevance: Tensor, wrong: WrongSides, upper: float, weight: float, lists: Tensor, queries: int
+def hinge_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None, upper: float, lower: float) -> Tensor:
+    """How many pairs of a block are pulled, and how many pushed: int64 ``[2]``."""
+    return _counts(*_wrong_sides(scores, relevance, mask, upper, lower))
+
+
+def _wrong_sides(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None, upper: float, lower: float
 ) -> tuple[Tensor, Tensor]:
-    """Every list alike: pull and push are about equally strong in a batch whose similarities are all alike.
+    too_low, too_high = relevance & (scores < upper), ~relevance & (scores > lower)
+    return (too_low, too_high) if mask is None else (too_low & mask, too_high & mask)
+
+
+def _counts(too_low: Tensor, too_high: Tensor) -> Tensor:
+    return torch.stack([too_low.sum(), too_high.sum()])
+
+
+def balanced(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None,
+    upper: float,
+    lower: float,
+    weight: float,
+    lists: Tensor,
+    queries: int,
+) -> tuple[Tensor, Tensor]:
+    """Every list alike, so that pull and push are about equally strong where all similarities are alike.
 
     The value is the sum of
 
@@ -60,13 +65,11 @@ def balanced(
       ``weight`` / (1 + n): n is interpolated by a window of 1 / ``weight``.
 
     Args:
-        scores, relevance: ``[queries of this block, candidates]``.
         lists, queries: How many lists count, and how many there are, of all blocks.
-
-    Returns:
-        The block's share of the value, float64, and its gradient with respect to the scores.
     """
-    too_low, too_high = wrong
+    too_low, too_high = relevance & (scores < upper), ~relevance & (scores >= lower)
+    if mask is not None:
+        too_low, too_high = too_low & mask, too_high & mask
     above = too_high.sum(1, keepdim=True).double()
     pull = weight / (relevance.sum(1, keepdim=True).clamp(min=1) * lists.clamp(min=1)).double()
     push = weight / queries / (1 + above)

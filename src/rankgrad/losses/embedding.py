@@ -19,7 +19,7 @@ from rankgrad.reach import Margin, margin_of, reach_of, text_of
 class EmbeddingLoss(nn.Module):
     """Base of the losses on embeddings: a loss on lists made from a batch, and from its memory.
 
-    A subclass defines :attr:`form`, and may add forces in :meth:`spec`.
+    A subclass defines :attr:`form`, and may add a hinge in :meth:`spec`.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class EmbeddingLoss(nn.Module):
                 moments = self.processes.gather(torch.stack([one.moments for one in found]).unsqueeze(0))
                 spreads = spread_of(moments, dtype)
                 stats = [one._replace(spread=spread) for one, spread in zip(stats, spreads, strict=True)]
-            if several and spec.forces:
-                stats[0] = stats[0]._replace(forced=self.processes.total(found[0].forced))
+            if several and spec.forces == "hinge":
+                stats[0] = stats[0]._replace(hinge_pairs=self.processes.total(found[0].hinge_pairs))
         losses = [lookup_loss(*one) for one in zip(lookups, stats, specs, strict=True)]
         return losses[0] if alone else self.processes.total(torch.stack(losses).sum())
 

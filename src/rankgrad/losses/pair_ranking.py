@@ -16,12 +16,12 @@ class PairRankingLoss(AveragePrecisionLoss):
 
     For training without proxies: pairs, new classes in every batch. A loss on ranks is 0 as soon as the
     relevant items rank first, whatever the similarities are, so it does not counteract a common direction of all
-    embeddings. The hinge does. With :math:`S_{ij}` the similarity of the batch's items i and j, it adds its weight
-    times
+    embeddings. The hinge does, once items of two classes are alike enough. With :math:`S_{ij}` the similarity of
+    the batch's items i and j, it adds its weight times
 
     - **pull**: the mean of :math:`h^+ - S_{ij}` over the pairs of one class whose similarity is below :math:`h^+`;
-    - **push**: the mean of :math:`S_{ij} - h^-` over the pairs of two classes whose similarity is :math:`h^-` or
-      more: those that are hardest to tell apart. The fewer there are, the more each one is pushed.
+    - **push**: the mean of :math:`S_{ij} - h^-` over the pairs of two classes whose similarity is above
+      :math:`h^-`: those that are hardest to tell apart. The fewer there are, the more each one is pushed.
 
     Args:
         lam, window, margin, log, memory, max_relevant, distributed, process_group: As in
@@ -68,10 +68,8 @@ class PairRankingLoss(AveragePrecisionLoss):
 
     def spec(self, dtype: torch.dtype) -> LossSpec:
         """What is computed of every list of the batch: ranks, and the hinge."""
-        spec = super().spec(dtype)
-        if not self.hinge:
-            return spec
-        return spec._replace(forces="hinge", upper=self.pull, lower=self.push, weight=self.hinge)
+        forces = "hinge" if self.hinge else ""
+        return super().spec(dtype)._replace(forces=forces, upper=self.pull, lower=self.push, weight=self.hinge)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, hinge={self.hinge}, pull={self.pull}, push={self.push}"
