@@ -1,11 +1,12 @@
-"""The one function from score lists to a loss; every named loss calls it with its form."""
+"""From score lists to a loss: the function that every named loss calls with its form, and the base of Modules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankgrad import _check
 from rankgrad.engine import forms, ops
@@ -14,7 +15,7 @@ from rankgrad.engine.precision import compute_dtype
 from rankgrad.engine.request import Request
 from rankgrad.engine.slopes import value_and_slope
 from rankgrad.lists import Lists
-from rankgrad.reach import Margin, margin_of, reach_of
+from rankgrad.reach import Margin, margin_of, reach_of, text_of
 
 #: A name in :data:`rankgrad.engine.forms.FORMS`, the weights of a recall loss, or W itself.
 FormLike = str | Tensor | Callable[[Tensor], Tensor]
@@ -128,3 +129,49 @@ def _loss_with_learned_weight(placed: Tensor, request: Request, values: Tensor, 
     losses = layout.total(terms) / layout.total(there.long()).clamp(min=1) + 0 * losses  # NaN stays
     loss: Tensor = ops.reduce_lists(placed, losses, gradient, divisor, counting, request.offsets, reduction)
     return loss
+
+
+class ListLoss(nn.Module):
+    """Base of :class:`NDCGLoss` and :class:`SpearmanLoss`: a loss function of score lists with its settings."""
+
+    def __init__(self, lam: float | None, window: float | None, margin: Margin) -> None:
+        super().__init__()
+        reach_of(lam, window)
+        margin_of(margin)
+        self.lam, self.window, self.margin = lam, window, margin
+
+    def function(self, scores: Tensor, target: Tensor, **given: Any) -> Tensor:
+        """The loss, with the settings that only a subclass has."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        scores: Tensor,
+        target: Tensor,
+        *,
+        mask: Tensor | None = None,
+        groups: Tensor | None = None,
+        num_groups: int | None = None,
+    ) -> Tensor:
+        """Mean loss of the lists.
+
+        Args:
+            scores: ``[..., n]``, or ``[N]`` with ``groups``.
+            target: Relevance, grades or target values in the same shape, as the function takes them.
+            mask: bool, broadcast to ``scores``; False = the item does not exist.
+            groups: int64 ids ``[N]`` in any order: each id is a list.
+            num_groups: How many ids there are.
+        """
+        return self.function(
+            scores,
+            target,
+            lam=self.lam,
+            window=self.window,
+            margin=self.margin,
+            mask=mask,
+            groups=groups,
+            num_groups=num_groups,
+        )
+
+    def extra_repr(self) -> str:
+        return text_of(self.lam, self.window, self.margin)

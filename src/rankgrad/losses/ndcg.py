@@ -8,7 +8,7 @@ from torch import Tensor
 from rankgrad import _check
 from rankgrad.engine.precision import compute_dtype
 from rankgrad.lists import Lists
-from rankgrad.losses._modules import ListLoss
+from rankgrad.losses._list_loss import ListLoss
 from rankgrad.metrics.lists import GAINS, dcg_gain, discount, ideal_dcg
 from rankgrad.ranking import loss_of_ranks, lowered, spread_over
 from rankgrad.reach import Margin, margin_of, reach_of
