@@ -1,5 +1,10 @@
 """Images of any sizes, kept behind one another and laid out in groups of like sizes."""
 
+import os
+import subprocess
+import sys
+
+import pytest
 import torch
 
 from rankgrad.lab.detection import batches
@@ -66,3 +71,28 @@ def test_many_parts_are_joined(monkeypatch):
     parts = [ragged((2, 3)), ragged((4, 5))]
     PackedImages.joined(parts)
     assert parts == []  # freed on the way
+
+
+THREADS = """
+import os, threading, torch
+from rankgrad.lab.vision.images import PackedImages
+torch.set_num_threads(4)
+images = [torch.randint(255, (200, 300, 3), dtype=torch.uint8) for _ in range(4)]
+packed = PackedImages.of(images)
+def threads():
+    return len(os.listdir("/proc/self/task"))
+before = threads()
+def work():
+    packed.packed(torch.tensor([2, 0]))
+    print(threads() - before)
+worker = threading.Thread(target=work)
+worker.start()
+worker.join()
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+def test_packing_wakes_no_threads():
+    """Torch would start a team of threads for every worker that packs batches, and keep them spinning."""
+    ran = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    assert ran.stdout == "1\n"  # the worker itself

@@ -69,9 +69,10 @@ class PackedImages:
         width = torch.tensor([p.shape[1] for p in images], dtype=torch.int64)
         ends = (height * width).cumsum(0)
         pixels = torch.empty(int(ends[-1]) if len(ends) else 0, 3, dtype=torch.uint8, pin_memory=pinned)
+        into = pixels.numpy()  # NumPy copies in this thread; torch would wake one for every core, hundreds a batch
         for image, end in zip(images, ends.tolist(), strict=True):
-            rows = image.reshape(-1, 3)
-            pixels[end - len(rows) : end] = rows
+            rows = image.reshape(-1, 3).numpy()
+            into[end - len(rows) : end] = rows
         return PackedImages(pixels, ends - height * width, height, width)
 
     @staticmethod
