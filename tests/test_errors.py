@@ -152,6 +152,7 @@ def test_a_device_without_float64_is_named():
         (lambda: rankgrad.RecallLoss(weight="x"), ValueError, "^weight"),
         (lambda: rankgrad.RecallLoss()(E, L[:5]), ValueError, r"^labels: .*\[6\].*\[5\]"),
         (lambda: rankgrad.RecallLoss()(E, L.float()), TypeError, "^labels: expected integers"),
+        (lambda: rankgrad.RecallLoss()(E, L.to(torch.uint16)), TypeError, r"uint16.*; pass labels\.long\(\)$"),
         (
             lambda: rankgrad.RecallLoss()(E.numpy(), L),
             TypeError,

@@ -97,6 +97,18 @@ def test_state_dict_deepcopy_pickle_and_another_padding():
             ).load_state_dict(loss.state_dict())
         empty = make()
         empty.load_state_dict(make().state_dict())
+        # As a writer leaves it that keeps one of several tensors with one address, 0 of those without memory.
+        for keep in (0, 1):
+            saved = make().state_dict()
+            for name in [name for name in saved if name != "memory.position"][keep:]:
+                del saved[name]
+            for other in (make(), wide):
+                other.load_state_dict(saved)
+                assert torch.equal(feed(other, 3, 8), feed(make(), 3, 8))
+        without = loss.state_dict()
+        del without[next(name for name in without if not name.endswith(("labels", "position")))]
+        with pytest.raises(RuntimeError, match="Missing key"):
+            make().load_state_dict(without)
 
 
 def test_to_moves_the_memory():

@@ -153,6 +153,19 @@ def test_resumed_behind_a_loader_that_draws_ahead():
     assert [*seen, batch.tolist()] == list(islice(iter(by_class()), 3))
 
 
+def test_an_epoch_told_while_workers_draw_ahead_is_no_batch_short():
+    """As Lightning does in a resumed run; the batches that were drawn are of the first epoch."""
+    sampler = by_class()
+    whole = [batch for _ in range(3) for batch in sampler]
+    n, sampler = len(sampler), by_class()
+    batches = iter(sampler)
+    drawn = list(islice(batches, 2))
+    sampler.set_epoch(1)
+    assert [*drawn, *batches] == [*whole[:2], *whole[n : 2 * n - 2]]
+    sampler.set_epoch(2)
+    assert list(sampler) == whole[2 * n :]
+
+
 def test_processes_share_a_batch(monkeypatch):
     whole = list(by_class())
     parts = []

@@ -159,6 +159,8 @@ def per_row(name: str, value: object, embeddings_name: str, embeddings: Tensor) 
     value = tensor(name, value)
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name}: expected integers, received {_received(value)}")
+    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not compare them
+        raise TypeError(f"{name}: expected int64, or fewer bits, received {_received(value)}; pass {name}.long()")
     if value.shape != embeddings.shape[:1]:
         raise fail(name, f"one per row of {embeddings_name}, shape {list(embeddings.shape[:1])}", value)
     same_device(name, value, embeddings_name, embeddings)

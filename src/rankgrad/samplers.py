@@ -110,13 +110,12 @@ class Batches(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         """The remaining batches of the epoch, or this process's part; then a new loop begins the next."""
         sharded = not _accelerate_divides() if self.shard is None else self.shard
-        while True:
+        # Counted here: a trainer may call set_epoch when workers have drawn the first batches already.
+        for _ in range(len(self) - self.step % len(self)):
             whole = self.at(self.step)
             batch = (self._part(whole) if sharded else whole).tolist()
             self.step += 1
             yield batch
-            if self.step % len(self) == 0:
-                return
 
     def _part(self, batch: Tensor) -> Tensor:
         if self._process is None:

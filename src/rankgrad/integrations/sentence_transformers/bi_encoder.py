@@ -47,7 +47,8 @@ class RankingLoss(nn.Module):
     Args:
         model: The SentenceTransformer.
         loss: :class:`rankgrad.RecallLoss` or :class:`rankgrad.AveragePrecisionLoss` for the first two rows of the
-            table, :class:`rankgrad.ProxyRankingLoss` for the first; for the last three any list loss
+            table, :class:`rankgrad.ProxyRankingLoss` for the first (its proxies need a rate of their own: give the
+            trainer an optimiser of :func:`rankgrad.parameter_groups`); for the last three any list loss
             ``loss(scores, relevance, mask=mask)``, such as ``functools.partial(rankgrad.ndcg_loss, window=0.1)``.
             None: see the table.
         in_batch: Whether the graded documents of the other queries are candidates too, with grade 0.
