@@ -140,6 +140,11 @@ def process(rank, port, folder):
         refused = str(error)
     nothing = rankgrad.PairRankingLoss(distributed=True)(torch.zeros(0, DIM), torch.zeros(0, dtype=torch.int64))
     assert nothing == 0  # of empty batches
+    norm = torch.nn.BatchNorm1d(3)
+    norm(torch.randn(8, 3) + rank)
+    mean = distributed.same_everywhere(norm.running_mean.clone())
+    distributed.share_buffers(norm)
+    assert torch.equal(norm.running_mean, mean)
     found = everything(rank, f"{folder}/two")
     told = distributed.same_everywhere(f"from {rank}")
     torch.save((found, refused, told), f"{folder}/{rank}.pt")

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankgrad import _check
 
@@ -59,6 +59,13 @@ def same_everywhere(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def share_buffers(network: nn.Module) -> None:
+    """Give all processes the buffers of process 0, such as the statistics of its batch norm, which it saves."""
+    if active():
+        for buffer in network.buffers():
+            dist.broadcast(buffer, src=0)
 
 
 class Processes:

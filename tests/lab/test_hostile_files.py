@@ -24,7 +24,7 @@ from rankgrad.lab.text.config import Data as TextData
 from rankgrad.lab.training import log, machine, reading, run_files
 from rankgrad.lab.training.errors import UserError, meaning_of
 from rankgrad.lab.use import index, page
-from rankgrad.lab.vision import decoding
+from rankgrad.lab.vision import decoding, folders
 from rankgrad.lab.vision.images import Store
 
 import images
@@ -66,6 +66,24 @@ def test_folders_with_pipes_devices_and_loops(tmp_path):
     (root / "class0" / "above").symlink_to(root)
     (root / "class0" / "folder.jpg").mkdir()
     assert folder.read(Data(name="folder", root=str(root))).train.names == expected
+
+
+def test_links_to_folders_are_followed(tmp_path):
+    """As folders of classes and inside of them, in training and in `embed`; once, and none that lead upwards."""
+    root = images.folder_set(tmp_path / "data")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for one in root.iterdir():
+        (linked / one.name).symlink_to(one)
+    more = tmp_path / "more"
+    (root / "class0").rename(more)
+    (root / "class0").mkdir()
+    (root / "class0" / "of them").symlink_to(more)
+    (more / "again").symlink_to(more)
+    found = folders.images_in(linked)
+    assert len(found) == 36 and linked / "class0" / "of them" / "0.png" in found
+    read = folder.read(Data(name="folder", root=str(linked), test_share=1))
+    assert [linked / name for name in read.query.names] == found and not read.note
 
 
 @pytest.mark.parametrize("ending", ["csv", "txt", "parquet"])

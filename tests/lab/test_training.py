@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,48 @@ def test_resume_is_exact_to_the_bit(tmp_path, monkeypatch, settings, stop):
     assert (found.best, found.last) == (expected.best, expected.last)
     assert same_weights(cut / "last.safetensors", whole / "last.safetensors")
     assert same_weights(cut / "best.safetensors", whole / "best.safetensors")
+
+
+def test_other_data_is_not_resumed_on(tmp_path, monkeypatch):
+    """A class more would be another split: test items would be trained on, proxies stand for other classes."""
+    root = images.folder_set(tmp_path / "data", classes=8, each=8)
+    settings = [*FOLDER, "data=folder", "test_share=0.25", "loss=proxy"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("folder", [*settings, f"data.root={root}"], out=str(tmp_path / "cut"))
+    before = (tmp_path / "cut" / "data.json").read_text()
+    more = tmp_path / "more"
+    shutil.copytree(root, more)
+    shutil.copytree(root / "class0", more / "a new one")
+    renamed = tmp_path / "renamed"
+    shutil.copytree(root, renamed)
+    (renamed / "class0").rename(renamed / "class9")
+    for other, told in (
+        (more, r"48 training items, now 56; 6 training classes, now 7$"),
+        (renamed, "the names, classes or order of the items differ$"),
+    ):
+        with pytest.raises(UserError, match=rf"^--resume: .*cut was started on other data: {told}"):
+            run.run("folder", [*settings, f"data.root={other}"], out=str(tmp_path / "cut"), resume=True)
+    assert (tmp_path / "cut" / "data.json").read_text() == before
+    notes = json.loads(before)
+    with pytest.raises(UserError, match=r"batches of 6, now 4 \(of all processes\)$"):
+        run._same_data(tmp_path / "cut", notes | {"batch": 4})
+    root.rename(tmp_path / "moved")
+    run.run("folder", [*settings, f"data.root={tmp_path / 'moved'}"], out=str(tmp_path / "cut"), resume=True)
+
+
+def test_eval_says_when_it_tests_on_training_classes(tmp_path, capsys):
+    root = images.folder_set(tmp_path / "data", classes=8, each=8)
+    settings = [*FOLDER, "data=folder", f"data.root={root}", "loss=ap", "data.hold_out=0.5", "epochs=1"]
+    folder, _ = run.run("folder", settings, out=str(tmp_path / "a"))
+    for more, told in (([], ""), (["test_share=1"], "2 of 8 test classes are training classes too: the result")):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["eval", str(folder), *more])
+        assert not ended.value.code
+        shown = capsys.readouterr().out
+        assert told in shown and ("training classes too" in shown) == bool(told)
 
 
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path, monkeypatch):

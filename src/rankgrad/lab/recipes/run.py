@@ -233,6 +233,9 @@ def _train_run(
         same_settings(folder, config, "--resume")
     task = kind(config, device)
     task.notes = [*task.notes, *chosen]
+    described_data = task.describe() | {"chosen": list(chosen)}
+    if resume:
+        _same_data(folder, described_data)
     trainer = Trainer(task, config, folder, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
@@ -240,7 +243,6 @@ def _train_run(
             print_note(note)
         if config.evaluate_every == "auto" and trainer.evaluate_every > 1:
             print_note(f"evaluates every {trainer.evaluate_every} epochs (evaluate_every)")
-        described_data = task.describe() | {"chosen": list(chosen)}
         checkpoint.write_text(folder / "data.json", json.dumps(described_data, indent=1))
         checkpoint.write_text(folder / "config.yaml", recipes.dump(config))
         described = machine.describe(device)
@@ -263,6 +265,23 @@ def _same_version(folder: Path, kind: type[Task]) -> None:
             f"--resume: {folder} was started by an older version of rankgrad and cannot be continued; its "
             "checkpoints still load (rankgrad eval, embed)"
         )
+
+
+def _same_data(folder: Path, now: dict[str, Any]) -> None:
+    """Refuse to resume on other data or in other batches: classes would be others, test items be trained on."""
+    before = data_notes(folder)
+    found = now.get("counts", {})
+    changed = [
+        f"{many:,} {what}, now {found.get(what, 0):,}"
+        for what, many in before.get("counts", {}).items()
+        if many != found.get(what)
+    ]
+    if not changed and before.get("items", now.get("items")) != now.get("items"):
+        changed = ["the names, classes or order of the items differ"]
+    if before.get("batch", now.get("batch")) != now.get("batch"):
+        changed += [f"batches of {before['batch']}, now {now['batch']} (of all processes)"]
+    if changed:
+        raise UserError(f"--resume: {folder} was started on other data: {'; '.join(changed)}")
 
 
 def same_settings(folder: Path, config: Any, option: str, saved: Path | None = None) -> None:

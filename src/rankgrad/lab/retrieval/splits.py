@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -52,6 +53,12 @@ class Items:
         classes, labels = self.labels.unique(return_inverse=True)
         names = [self.class_names[label] for label in classes.tolist()] if self.class_names else ()
         return replace(self, labels=labels, class_names=names)
+
+    def digest(self) -> bytes:
+        """What tells these items from others: their names, their classes and the order."""
+        classes = self.renumbered()
+        names = repr((list(self.names), list(classes.class_names))).encode("utf-8", "surrogatepass")
+        return hashlib.sha256(names + classes.labels.numpy().tobytes()).digest()
 
     def class_name(self, row: int) -> str:
         """What to call the class of an item."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -185,13 +186,18 @@ class RetrievalTask(Task):
             if self.query.items.classes() == 1:
                 of_one = f"all test {self.item} are of one class, so every retrieved one is relevant"
                 warnings.append(of_one + self._other_split())
-        trained, tested = (set(source.items.renumbered().class_names) for source in (self.source, self.query))
-        if both := len(trained & tested):
-            warnings.append(
-                f"{both:,} of {len(tested):,} test classes are training classes too: the result does not show how "
-                f"{self.item} of new classes are found"
-            )
-        return warnings
+        return warnings + self._trained_on(self.source.items.class_names, self.query)
+
+    @classmethod
+    def _trained_on(cls, classes: Sequence[str], query: Source) -> list[str]:
+        """A warning about test classes with the names of training classes, if there are any."""
+        tested = set(query.items.renumbered().class_names)
+        if not (both := len(tested.intersection(classes))):
+            return []
+        return [
+            f"{both:,} of {len(tested):,} test classes are training classes too: the result does not show how "
+            f"{cls.item} of new classes are found"
+        ]
 
     def _single_items(self, part: str, source: Source, why: str) -> list[str]:
         """A warning about classes with a single item, if there are any; ``why`` they do not help."""
@@ -295,8 +301,8 @@ class RetrievalTask(Task):
         return bool(self.query.items.labels[query] == others.items.labels[other])
 
     def metadata(self) -> dict[str, Any]:
-        """What the network needs to be built again."""
-        return self._metadata
+        """What the network needs to be built again, and the names of the classes it was trained on."""
+        return {**self._metadata, "training_classes": list(self.source.items.class_names)}
 
     def describe(self) -> dict[str, Any]:
         """What the report says about the data."""
@@ -304,7 +310,10 @@ class RetrievalTask(Task):
         counts |= {"queries": len(self.query), "test classes": self.query.items.classes()}
         if self.gallery is not None:
             counts["gallery items"] = len(self.gallery)
-        return {"counts": counts, "notes": self.notes, "headline": self.headline, "advice": self._advice()}
+        parts = (self.source, self.query, *([] if self.gallery is None else [self.gallery]))
+        digest = hashlib.sha256(b"".join(part.items.digest() for part in parts)).hexdigest()
+        data = {"counts": counts, "batch": self.batch.size, "items": digest, "notes": self.notes}
+        return {**data, "headline": self.headline, "advice": self._advice()}
 
     def _advice(self) -> str:
         """What to try where training made the network worse."""
@@ -331,6 +340,8 @@ class RetrievalTask(Task):
         with log.progress("embedding", many, 0, show=True) as bar:
             if sources.query.items.class_names:  # neither pairs nor graded texts have classes
                 bar.say(f"tests on {len(sources.query):,} {cls.item} of {sources.query.items.classes():,} classes")
+                for warning in cls._trained_on(checkpoint.metadata.get("training_classes", ()), sources.query):
+                    bar.say(warning)
             found = cls.evaluate_network(network, sources, config, bar.advance)
         if not bool((found.metrics.first > 0).any()):
             raise UserError(_NOTHING_TO_FIND)

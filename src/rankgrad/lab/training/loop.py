@@ -240,6 +240,7 @@ class Trainer:
 
     def _evaluate(self, bar: log.Progress, stop: signals.Stop) -> None:
         bar.advance(self.step, "evaluating")
+        distributed.share_buffers(self.task.network)
         with stop.interruptible():
             metrics = self.task.evaluate()
         epoch = self.step // self.task.steps_per_epoch

@@ -74,6 +74,8 @@ class DataNotes(TypedDict):
     """``data.json``, as far as it is read again."""
 
     counts: NotRequired[dict[str, int]]
+    batch: NotRequired[int]  #: items in it
+    items: NotRequired[str]  #: a digest of all items, their classes and their order
     #: ``told`` in the folders of older runs.
     notes: NotRequired[Annotated[list[str], Field(validation_alias=AliasChoices("notes", "told"))]]
     chosen: NotRequired[list[str]]  #: of the notes, those on settings that were chosen by trials

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,28 @@ if TYPE_CHECKING:
     Given: TypeAlias = str | os.PathLike[str] | Image.Image
 
 
+def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As ``os.walk``, without what is hidden; links to folders are followed, each folder once and none upwards."""
+    seen = {_identity(parent) for parent in folder.resolve().parents}
+    for place, folders, files in os.walk(folder, followlinks=True):
+        if _identity(place) in seen:
+            folders.clear()
+            continue
+        seen.add(_identity(place))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield place, folders, [name for name in files if not name.startswith(".")]
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    """What tells a folder from others, whatever the way to it."""
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
 def images_in(folder: Path) -> list[Path]:
     """All image files below a folder, sorted; hidden files are left out."""
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    found = (Path(place, name) for place, _, files in walk(folder) for name in files)
+    return sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
 def given_images(images: Given | Sequence[Given]) -> tuple[list[Path | Image.Image], list[str]]:

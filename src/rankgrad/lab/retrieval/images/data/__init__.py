@@ -22,7 +22,9 @@ READERS: dict[str, tuple[Callable[[Data], RetrievalSplits], str]] = {
 def read(config: Data) -> RetrievalSplits:
     """The data set of these settings."""
     splits = READERS[config.name][0](config)
-    return held_out(splits, config.hold_out, config.split_seed) if config.hold_out else splits
+    if not config.hold_out or not len(splits.train):  # with test_share=1 all are to test
+        return splits
+    return held_out(splits, config.hold_out, config.split_seed)
 
 
 def sample(config: Data) -> list[Path]:

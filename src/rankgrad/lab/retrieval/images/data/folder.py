@@ -10,7 +10,7 @@ from pathlib import Path
 from rankgrad.lab.retrieval.images.config import Data
 from rankgrad.lab.retrieval.splits import FEW, Items, RetrievalSplits, few_classes, kept_apart, numbered
 from rankgrad.lab.training.errors import UserError, printable
-from rankgrad.lab.vision.folders import images_in, root_of
+from rankgrad.lab.vision.folders import images_in, root_of, walk
 from rankgrad.lab.vision.images import SUFFIXES
 
 #: Names of parts of a data set: unlikely ones for classes.
@@ -82,7 +82,7 @@ def parts_of(root: Path) -> tuple[Path, Path, list[str]] | None:
 
 
 def _has_images(folder: Path) -> bool:
-    return any(path.suffix.lower() in SUFFIXES for path in folder.rglob("*"))
+    return any(os.path.splitext(name)[1].lower() in SUFFIXES for _, _, files in walk(folder) for name in files)
 
 
 def _down_to_several(folder: Path) -> Path:
@@ -101,10 +101,10 @@ def _left_out(root: Path, read: dict[Path, Items], parts: Sequence[str] = ()) ->
     """
     known = {str(source) for items in read.values() for source in items.sources}
     images, others = 0, Counter[str]()
-    for place, folders, files in os.walk(root):
-        folders[:] = [f for f in folders if not f.startswith(".") and not (place == str(root) and f in parts)]
+    for place, folders, files in walk(root):
+        folders[:] = [name for name in folders if not (place == str(root) and name in parts)]
         for file in files:
-            if not file.startswith(".") and os.path.join(place, file) not in known:
+            if os.path.join(place, file) not in known:
                 suffix = os.path.splitext(file)[1].lower()
                 images += suffix in SUFFIXES
                 others[suffix or "no suffix"] += suffix not in SUFFIXES
