@@ -79,6 +79,19 @@ def test_resume_is_exact_to_the_bit(root, trained, tmp_path, monkeypatch, stop):
     assert rows(folder, "evaluations") == rows(trained, "evaluations")
 
 
+def test_other_data_is_not_resumed_on(root, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("voc", [*SMALL, f"data.root={root}"], out=str(tmp_path / "a"))
+    other = tmp_path / "other"
+    shutil.copytree(root, other)
+    (listed,) = other.rglob("trainval.txt")
+    listed.write_text("\n".join(listed.read_text().split("\n")[::-1]).strip())
+    with pytest.raises(UserError, match=r"on other data: the names, classes or order of the items differ$"):
+        run.run("voc", [*SMALL, f"data.root={other}"], out=str(tmp_path / "a"), resume=True)
+
+
 def test_a_checkpoint_is_torchvisions(trained):
     """The weights load into a stock FasterRCNN of the same shape, and eval measures what training measured."""
     weights, metadata = checkpoint.load_weights(trained / "last.safetensors")

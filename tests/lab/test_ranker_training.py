@@ -12,6 +12,7 @@ from rankgrad import metrics
 from rankgrad.lab import recipes
 from rankgrad.lab.ranker.task import RankerTask, measure, prepared, read, rebuild, score
 from rankgrad.lab.recipes import run
+from rankgrad.lab.training.errors import UserError
 
 from runs import cli, rows, same_weights, stop_after
 
@@ -115,6 +116,11 @@ def test_a_resumed_run_is_the_same(queries, tmp_path, monkeypatch, loss):
     assert rows(torn) == rows(plain) and rows(torn, "evaluations") == rows(plain, "evaluations")
     for name in ("last", "best"):
         assert same_weights(torn / f"{name}.safetensors", plain / f"{name}.safetensors")
+    less = tmp_path / "less.txt"
+    lines = queries.read_text().split("\n")
+    less.write_text("\n".join(lines[: len(lines) // 2]))
+    with pytest.raises(UserError, match=r"was started on other data: \d+ training queries, now \d+;"):
+        run.run("ranker", [*more, f"data.root={less}"], out=str(torn), resume=True)
 
 
 def test_every_query_is_seen_once_an_epoch(queries):

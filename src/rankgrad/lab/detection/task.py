@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -295,7 +296,9 @@ class DetectionTask(Task):
 
     def describe(self) -> dict[str, Any]:
         """What the report says about the data."""
-        return {"notes": self.notes}
+        names = repr((self.source.scenes.names, self.test.scenes.names, list(self.classes)))
+        digest = hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()
+        return {"items": digest, "notes": self.notes}
 
     def metadata(self) -> dict[str, Any]:
         """What the network needs to be built again."""

@@ -118,7 +118,7 @@ class RankerTask(Task):
         """How much data there is, and what chooses the best checkpoint."""
         parts = {"training": self.train, "validation": self.validation, "test": self.test}
         counts = {f"{name} queries": len(part) for name, part in parts.items()}
-        return {"counts": counts, "notes": self.notes, "headline": self.headline}
+        return {"counts": counts, "items": self.digest, "notes": self.notes, "headline": self.headline}
 
     def metadata(self) -> dict[str, Any]:
         """The features, in their order, and which queries were split."""
