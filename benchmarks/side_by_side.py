@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rankgrad.lab import recipes
-from rankgrad.lab.recipes import run
+from rankgrad.lab.recipes import resuming, run
 from rankgrad.lab.training import machine, reuse
 from rankgrad.lab.training.checkpoint import write_text
 from rankgrad.lab.training.errors import TrainingError, UserError
@@ -116,7 +116,7 @@ def _check_ended(folder: Path, recipe: str, settings: tuple[str, ...]) -> None:
     """A run that ended must have these settings, or the table would mix them."""
     task, config = _load(recipe, settings)
     saved = recipes.load(str(folder))[1]
-    run.same_settings(folder, task.as_chosen(task.completed(config), saved), "--out")
+    resuming.same_settings(folder, task.as_chosen(task.completed(config), saved), "--out")
 
 
 def jobs_of(args: argparse.Namespace, recipe: str, rows: dict[str, str], every: Sequence[str]) -> list[Job]:

@@ -68,22 +68,26 @@ def test_folders_with_pipes_devices_and_loops(tmp_path):
     assert folder.read(Data(name="folder", root=str(root))).train.names == expected
 
 
-def test_links_to_folders_are_followed(tmp_path):
-    """As folders of classes and inside of them, in training and in `embed`; once, and none that lead upwards."""
+def test_links_to_folders(tmp_path):
+    """Classes may be links, in training and in `embed`; what is linked inside of a class is reported."""
     root = images.folder_set(tmp_path / "data")
     linked = tmp_path / "linked"
     linked.mkdir()
     for one in root.iterdir():
         (linked / one.name).symlink_to(one)
-    more = tmp_path / "more"
-    (root / "class0").rename(more)
-    (root / "class0").mkdir()
-    (root / "class0" / "of them").symlink_to(more)
-    (more / "again").symlink_to(more)
-    found = folders.images_in(linked)
-    assert len(found) == 36 and linked / "class0" / "of them" / "0.png" in found
+    (root / "class0" / "more").symlink_to(root / "class1")
+    (linked / "above").symlink_to(tmp_path)
+    found = folders.images_in(linked, linked=True)
+    assert len(found) == 36 and found[0] == linked / "class0" / "0.png"
+    (linked / "above").unlink()
     read = folder.read(Data(name="folder", root=str(linked), test_share=1))
-    assert [linked / name for name in read.query.names] == found and not read.note
+    assert [linked / name for name in read.query.names] == found
+    assert read.note == "not used: 1 link to folders inside of classes (more)"
+    both = tmp_path / "both"
+    (both / "test").mkdir(parents=True)
+    (both / "test" / "class1").symlink_to(root / "class1")
+    linked.rename(both / "train")
+    assert [one.name for one in folder.parts_of(both)[:2]] == ["train", "test"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "txt", "parquet"])

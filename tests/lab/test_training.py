@@ -15,7 +15,7 @@ import torch
 
 from rankgrad.lab import recipes
 from rankgrad.lab.cli import main
-from rankgrad.lab.recipes import run
+from rankgrad.lab.recipes import resuming, run
 from rankgrad.lab.training import checkpoint, log
 from rankgrad.lab.training.errors import UserError
 
@@ -121,8 +121,11 @@ def test_other_data_is_not_resumed_on(tmp_path, monkeypatch):
             run.run("folder", [*settings, f"data.root={other}"], out=str(tmp_path / "cut"), resume=True)
     assert (tmp_path / "cut" / "data.json").read_text() == before
     notes = json.loads(before)
-    with pytest.raises(UserError, match=r"batches of 6, now 4 \(of all processes\)$"):
-        run._same_data(tmp_path / "cut", notes | {"batch": 4})
+    (tmp_path / "cut" / "data.json").write_text("{}")  # of a run that was started before these were written
+    resuming.same_data(tmp_path / "cut", notes)
+    (tmp_path / "cut" / "data.json").write_text(before)
+    with pytest.raises(UserError, match=r"batches of 6, now they have 4; .* number of processes$"):
+        resuming.same_data(tmp_path / "cut", notes | {"batch": 4})
     root.rename(tmp_path / "moved")
     run.run("folder", [*settings, f"data.root={tmp_path / 'moved'}"], out=str(tmp_path / "cut"), resume=True)
 
@@ -131,13 +134,23 @@ def test_eval_says_when_it_tests_on_training_classes(tmp_path, capsys):
     root = images.folder_set(tmp_path / "data", classes=8, each=8)
     settings = [*FOLDER, "data=folder", f"data.root={root}", "loss=ap", "data.hold_out=0.5", "epochs=1"]
     folder, _ = run.run("folder", settings, out=str(tmp_path / "a"))
-    for more, told in (([], ""), (["test_share=1"], "2 of 8 test classes are training classes too: the result")):
+    for more, told in (
+        ([], ""),
+        (["test_share=1"], "2 of 8 test classes are training classes too, by their names"),
+    ):
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main(["eval", str(folder), *more])
         assert not ended.value.code
         shown = capsys.readouterr().out
         assert told in shown and ("training classes too" in shown) == bool(told)
+
+
+def test_processes_share_the_statistics_of_batch_norm_before_they_evaluate(tmp_path, monkeypatch):
+    shared = []
+    monkeypatch.setattr("rankgrad.distributed.share_buffers", shared.append)
+    folder, _ = run.run("digits", ["epochs=2", "evaluate_first=true", "device=cpu"], out=str(tmp_path / "a"))
+    assert len(shared) == len(rows(folder, "evaluations")) >= 2
 
 
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path, monkeypatch):

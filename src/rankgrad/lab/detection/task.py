@@ -298,7 +298,8 @@ class DetectionTask(Task):
         """What the report says about the data."""
         names = repr((self.source.scenes.names, self.test.scenes.names, list(self.classes)))
         digest = hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()
-        return {"items": digest, "notes": self.notes}
+        counts = {"training images": len(self.source.scenes.names), "test images": len(self.test.scenes.names)}
+        return {"counts": counts, "items": digest, "notes": self.notes}
 
     def metadata(self) -> dict[str, Any]:
         """What the network needs to be built again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,7 +119,10 @@ class RankerTask(Task):
         """How much data there is, and what chooses the best checkpoint."""
         parts = {"training": self.train, "validation": self.validation, "test": self.test}
         counts = {f"{name} queries": len(part) for name, part in parts.items()}
-        return {"counts": counts, "items": self.digest, "notes": self.notes, "headline": self.headline}
+        digest = hashlib.sha256()
+        for part in parts.values():
+            digest.update(part.grades.cpu().numpy().tobytes())
+        return {"counts": counts, "items": digest.hexdigest(), "notes": self.notes, "headline": self.headline}
 
     def metadata(self) -> dict[str, Any]:
         """The features, in their order, and which queries were split."""

@@ -16,7 +16,7 @@ import torch
 
 from rankgrad import distributed
 from rankgrad.lab import callbacks, recipes
-from rankgrad.lab.recipes import BEFORE_TRIALS, TRIALS
+from rankgrad.lab.recipes import BEFORE_TRIALS, TRIALS, resuming
 from rankgrad.lab.report import page
 from rankgrad.lab.training import checkpoint, machine, reuse
 from rankgrad.lab.training.config import flat
@@ -37,8 +37,6 @@ from rankgrad.lab.training.task import Task, Training
 ROOM = 256 << 20
 #: The file in the folder of a trial whose training failed: why.
 FAILED = "failed.txt"
-#: Settings that may differ when a run is resumed: they do not change its results.
-_FREE = {"device", "callbacks", "baselines", "save_minutes", "data.root", "data.workers", "data.cache"}
 #: Settings of how data are read, which do not change what they are.
 _READING = {"data.workers", "data.cache", "data.counts", "data.broken"}
 
@@ -132,7 +130,7 @@ def run(
         if resume and begun:  # what was chosen stays
             given, config = config, task.as_chosen(config, recipes.load(str(begun[0].parent))[1])
             if config != given and (folder / BEFORE_TRIALS).is_file():
-                same_settings(folder, given, "--resume", folder / BEFORE_TRIALS)
+                resuming.same_settings(folder, given, "--resume", folder / BEFORE_TRIALS)
             chosen = data_notes(folder).get("chosen", [])
         else:
             trials = _trials(task, config, folder, device, previous=previous)
@@ -187,7 +185,7 @@ def _trials(kind: type[Task], config: Any, folder: Path, device: torch.device, *
         )
         result, failed, begun = distributed.same_everywhere(before)
         if begun:
-            same_settings(run, settings, "--resume")
+            resuming.same_settings(run, settings, "--resume")
             if result is not None or failed:
                 return {} if failed else dict(result.last)
         if first:
@@ -229,13 +227,13 @@ def _train_run(
 ) -> Result:
     """Train one run to its end; ``print_note`` is called with each note on its data and settings."""
     if resume and (folder / "config.yaml").is_file():
-        _same_version(folder, kind)
-        same_settings(folder, config, "--resume")
+        resuming.same_version(folder, kind)
+        resuming.same_settings(folder, config, "--resume")
     task = kind(config, device)
     task.notes = [*task.notes, *chosen]
     described_data = task.describe() | {"chosen": list(chosen)}
     if resume:
-        _same_data(folder, described_data)
+        resuming.same_data(folder, described_data)
     trainer = Trainer(task, config, folder, device)
     if distributed.process_index() == 0:
         checkpoint.remove_parts(folder)
@@ -255,43 +253,6 @@ def _train_run(
         checkpoint.write_text(folder / "result.json", json.dumps(vars(result), indent=1))
         write_report(folder)
     return result
-
-
-def _same_version(folder: Path, kind: type[Task]) -> None:
-    """Refuse to resume a run of an older version, whose columns and parameters differ; its weights still load."""
-    settings = recipes.parse(f"--resume: {folder}/config.yaml", recipes.recipe_text(str(folder)))
-    if kind.config_class.upgraded(settings) != settings:
-        raise UserError(
-            f"--resume: {folder} was started by an older version of rankgrad and cannot be continued; its "
-            "checkpoints still load (rankgrad eval, embed)"
-        )
-
-
-def _same_data(folder: Path, now: dict[str, Any]) -> None:
-    """Refuse to resume on other data or in other batches: classes would be others, test items be trained on."""
-    before = data_notes(folder)
-    found = now.get("counts", {})
-    changed = [
-        f"{many:,} {what}, now {found.get(what, 0):,}"
-        for what, many in before.get("counts", {}).items()
-        if many != found.get(what)
-    ]
-    if not changed and before.get("items", now.get("items")) != now.get("items"):
-        changed = ["the names, classes or order of the items differ"]
-    if before.get("batch", now.get("batch")) != now.get("batch"):
-        changed += [f"batches of {before['batch']}, now {now['batch']} (of all processes)"]
-    if changed:
-        raise UserError(f"--resume: {folder} was started on other data: {'; '.join(changed)}")
-
-
-def same_settings(folder: Path, config: Any, option: str, saved: Path | None = None) -> None:
-    """Refuse to resume with other settings than the run began with (``saved``); the error names what differs."""
-    before = flat(recipes.load(str(saved or folder))[1].model_dump(mode="json"))
-    now = flat(config.model_dump(mode="json"))
-    changed = [k for k in sorted(before.keys() | now.keys()) if k not in _FREE and before.get(k) != now.get(k)]
-    if changed:
-        differences = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
-        raise UserError(f"{option}: {folder} was started with other settings: {differences}")
 
 
 def seed_statistics(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -57,8 +57,10 @@ class Items:
     def digest(self) -> bytes:
         """What tells these items from others: their names, their classes and the order."""
         classes = self.renumbered()
-        names = repr((list(self.names), list(classes.class_names))).encode("utf-8", "surrogatepass")
-        return hashlib.sha256(names + classes.labels.numpy().tobytes()).digest()
+        found = hashlib.sha256(classes.labels.numpy().tobytes())
+        for name in (*self.names, *classes.class_names):
+            found.update(f"{len(name)} {name}".encode("utf-8", "surrogatepass"))
+        return found.digest()
 
     def class_name(self, row: int) -> str:
         """What to call the class of an item."""

@@ -190,13 +190,13 @@ class RetrievalTask(Task):
 
     @classmethod
     def _trained_on(cls, classes: Sequence[str], query: Source) -> list[str]:
-        """A warning about test classes with the names of training classes, if there are any."""
+        """A warning about test classes that have names of training classes, if there are any."""
         tested = set(query.items.renumbered().class_names)
         if not (both := len(tested.intersection(classes))):
             return []
         return [
-            f"{both:,} of {len(tested):,} test classes are training classes too: the result does not show how "
-            f"{cls.item} of new classes are found"
+            f"{both:,} of {len(tested):,} test classes are training classes too, by their names: the result does "
+            f"not show how {cls.item} of new classes are found"
         ]
 
     def _single_items(self, part: str, source: Source, why: str) -> list[str]:
@@ -302,7 +302,8 @@ class RetrievalTask(Task):
 
     def metadata(self) -> dict[str, Any]:
         """What the network needs to be built again, and the names of the classes it was trained on."""
-        return {**self._metadata, "training_classes": list(self.source.items.class_names)}
+        named = self.query.items.class_names  # graded texts have none: there the training part's are its queries
+        return {**self._metadata, "training_classes": list(self.source.items.class_names) if named else []}
 
     def describe(self) -> dict[str, Any]:
         """What the report says about the data."""

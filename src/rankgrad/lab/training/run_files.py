@@ -58,6 +58,7 @@ class CheckpointMetadata(TypedDict):
 
     config: dict[str, Any]
     metrics: dict[str, float]
+    training_classes: NotRequired[list[str]]  #: of retrieval
 
 
 class SeedStatistic(BaseModel):
@@ -75,7 +76,7 @@ class DataNotes(TypedDict):
 
     counts: NotRequired[dict[str, int]]
     batch: NotRequired[int]  #: items in it
-    items: NotRequired[str]  #: a digest of all items, their classes and their order
+    items: NotRequired[str]  #: a digest of the items' names, their classes and their order
     #: ``told`` in the folders of older runs.
     notes: NotRequired[Annotated[list[str], Field(validation_alias=AliasChoices("notes", "told"))]]
     chosen: NotRequired[list[str]]  #: of the notes, those on settings that were chosen by trials

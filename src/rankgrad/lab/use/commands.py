@@ -24,7 +24,7 @@ def _files(given: list[Path]) -> list[Path]:
     """Images, and those in folders."""
     from rankgrad.lab.vision.folders import images_in
 
-    paths = [path for one in given for path in (images_in(one) if one.is_dir() else [one])]
+    paths = [path for one in given for path in (images_in(one, linked=True) if one.is_dir() else [one])]
     if not paths:
         raise UserError(f"IMAGES: no images in {', '.join(map(str, given))}")
     return paths

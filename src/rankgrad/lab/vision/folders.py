@@ -21,26 +21,31 @@ if TYPE_CHECKING:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As ``os.walk``, without what is hidden; links to folders are followed, each folder once and none upwards."""
-    seen = {_identity(parent) for parent in folder.resolve().parents}
-    for place, folders, files in os.walk(folder, followlinks=True):
-        if _identity(place) in seen:
-            folders.clear()
-            continue
-        seen.add(_identity(place))
+    """As ``os.walk``, without what is hidden. Links to folders are among the folders, but not entered."""
+    for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield place, folders, [name for name in files if not name.startswith(".")]
 
 
-def _identity(folder: str | Path) -> tuple[int, int]:
-    """What tells a folder from others, whatever the way to it."""
-    status = os.stat(folder)
-    return status.st_dev, status.st_ino
+def links_in(folder: Path) -> list[Path]:
+    """Links to folders below a folder."""
+    found = (Path(place, name) for place, folders, _ in walk(folder) for name in folders)
+    return [path for path in found if path.is_symlink()]
 
 
-def images_in(folder: Path) -> list[Path]:
-    """All image files below a folder, sorted; hidden files are left out."""
-    found = (Path(place, name) for place, _, files in walk(folder) for name in files)
+def images_in(folder: Path, *, linked: bool = False) -> list[Path]:
+    """All image files below a folder, sorted; hidden files are left out.
+
+    ``linked``: those of folders that it has links to, too, as classes may be; not of one that it is in.
+    """
+    places = [folder]
+    if linked:
+        places += [
+            one
+            for one in links_in(folder)
+            if one.parent == folder and not folder.resolve().is_relative_to(one.resolve())
+        ]
+    found = (Path(place, name) for one in places for place, _, files in walk(one) for name in files)
     return sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file())
 
 

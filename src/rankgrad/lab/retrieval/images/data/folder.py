@@ -10,7 +10,7 @@ from pathlib import Path
 from rankgrad.lab.retrieval.images.config import Data
 from rankgrad.lab.retrieval.splits import FEW, Items, RetrievalSplits, few_classes, kept_apart, numbered
 from rankgrad.lab.training.errors import UserError, printable
-from rankgrad.lab.vision.folders import images_in, root_of, walk
+from rankgrad.lab.vision.folders import images_in, links_in, root_of, walk
 from rankgrad.lab.vision.images import SUFFIXES
 
 #: Names of parts of a data set: unlikely ones for classes.
@@ -82,7 +82,7 @@ def parts_of(root: Path) -> tuple[Path, Path, list[str]] | None:
 
 
 def _has_images(folder: Path) -> bool:
-    return any(os.path.splitext(name)[1].lower() in SUFFIXES for _, _, files in walk(folder) for name in files)
+    return bool(images_in(folder, linked=True))
 
 
 def _down_to_several(folder: Path) -> Path:
@@ -111,8 +111,10 @@ def _left_out(root: Path, read: dict[Path, Items], parts: Sequence[str] = ()) ->
     empty = [one.name for one in _folders(root) if root not in read and one not in read and one.name not in parts]
     for base, items in read.items():
         empty += [one.name for one in _folders(base) if printable(one.name) not in items.class_names]
+    links = [link.name for base in read for one in _folders(base) for link in links_in(one)]
     found = [
         (images, "image", "beside the folders of the classes", []),
+        (len(links), "link", "to folders inside of classes", links),
         (len(empty), "folder", "without images", empty),
         (others.total(), "file", "of other kinds", sorted(+others)),
     ]
