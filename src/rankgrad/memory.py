@@ -108,8 +108,8 @@ class _Ring(nn.Module):
         held = [prefix + name for name in self.fields if prefix + name in state_dict]
         if prefix + "position" in state_dict and not any(state_dict[key].numel() for key in held):
             # Saved empty. Some writers keep one of several tensors with the same address; all empty ones have 0.
-            empty = {prefix + name: torch.empty(self.size, 0, dtype=torch.bool) for name in self.fields}
-            state_dict.update({key: value for key, value in empty.items() if key not in held})
+            for name in self.fields:
+                state_dict.setdefault(prefix + name, torch.empty(self.size, 0, dtype=torch.bool))
         # The padding of the saved ring may differ from ours: take its shape, then copy as usual.
         for name in self.fields:
             saved = state_dict.get(prefix + name)

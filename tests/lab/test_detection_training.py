@@ -88,7 +88,9 @@ def test_other_data_is_not_resumed_on(root, tmp_path, monkeypatch):
     shutil.copytree(root, other)
     (listed,) = other.rglob("trainval.txt")
     listed.write_text("\n".join(listed.read_text().split("\n")[::-1]).strip())
-    with pytest.raises(UserError, match=r"on other data: the names, classes or order of the items differ$"):
+    with pytest.raises(
+        UserError, match=r"on other data: the names, classes, grades or order of the items differ$"
+    ):
         run.run("voc", [*SMALL, f"data.root={other}"], out=str(tmp_path / "a"), resume=True)
 
 

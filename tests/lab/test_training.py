@@ -115,7 +115,7 @@ def test_other_data_is_not_resumed_on(tmp_path, monkeypatch):
     (renamed / "class0").rename(renamed / "class9")
     for other, told in (
         (more, r"48 training items, now 56; 6 training classes, now 7$"),
-        (renamed, "the names, classes or order of the items differ$"),
+        (renamed, "the names, classes, grades or order of the items differ$"),
     ):
         with pytest.raises(UserError, match=rf"^--resume: .*cut was started on other data: {told}"):
             run.run("folder", [*settings, f"data.root={other}"], out=str(tmp_path / "cut"), resume=True)

@@ -76,10 +76,8 @@ def _file(name: str) -> Any:
     path = Path(name)
     if name in recipe_names():
         return resources.files("rankgrad.lab") / "recipes" / f"{name}.yaml"
-    for settings in (
-        path / "config.yaml",
-        path / BEFORE_TRIALS,
-    ):  # of a run, or of one whose trials were interrupted
+    # Of a run, or of one that was interrupted in its trials.
+    for settings in (path / "config.yaml", path / BEFORE_TRIALS):
         if path.is_dir() and settings.is_file():
             return settings
     if path.suffix in (".yaml", ".yml") and path.is_file():

@@ -45,7 +45,7 @@ def same_data(folder: Path, now: dict[str, Any]) -> None:
         if many != found.get(what)
     ]
     if not changed and before.get("items", now.get("items")) != now.get("items"):
-        changed = ["the names, classes or order of the items differ"]
+        changed = ["the names, classes, grades or order of the items differ"]
     if changed:
         raise UserError(f"--resume: {folder} was started on other data: {'; '.join(changed)}")
     if before.get("batch", now.get("batch")) != now.get("batch"):

@@ -76,7 +76,7 @@ class DataNotes(TypedDict):
 
     counts: NotRequired[dict[str, int]]
     batch: NotRequired[int]  #: items in it
-    items: NotRequired[str]  #: a digest of the items' names, their classes and their order
+    items: NotRequired[str]  #: a digest of the items' names, their classes or grades, and their order
     #: ``told`` in the folders of older runs.
     notes: NotRequired[Annotated[list[str], Field(validation_alias=AliasChoices("notes", "told"))]]
     chosen: NotRequired[list[str]]  #: of the notes, those on settings that were chosen by trials
